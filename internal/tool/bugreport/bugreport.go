@@ -38,7 +38,7 @@ const (
 // one directory.
 func Write(ctx context.Context, w io.Writer, dir string, now time.Time, parts []Part) error {
 	pool := worker.NewPool()
-	secrets := newRedactor()
+	secrets := redactor{}
 	type entry struct {
 		name, text string
 		plain      bool

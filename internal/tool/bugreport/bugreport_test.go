@@ -72,7 +72,7 @@ func TestSecretsAreTakenOut(t *testing.T) {
 		"username=" + planted + ",vers=3",
 		`{"userName": "` + planted + `"}`,
 	} {
-		got := newRedactor().recognize("before\n" + text + "\nafter")
+		got := (redactor{}).recognize("before\n" + text + "\nafter")
 		if strings.Contains(got, planted) || strings.Contains(got, random) || strings.Contains(got, "0a1b2c") || !strings.Contains(got, mark) {
 			t.Errorf("%s\nbecomes\n%s", text, got)
 		}
@@ -94,7 +94,7 @@ func TestTheRestIsLeft(t *testing.T) {
 		"secret \"x\" not found; the token was refused; a key is missing",
 		"ReadWritePaths=/var/lib/kubelet -/var/lib/k0s/kubelet",
 	} {
-		r := newRedactor()
+		r := redactor{}
 		if got := r.repeated()(r.recognize(text)); got != text {
 			t.Errorf("%s\nbecomes\n%s", text, got)
 		}
@@ -107,7 +107,7 @@ func TestJournalLinesAreLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newRedactor()
+	r := redactor{}
 	r.recognize("bypass: sandbox")
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) < 50 {
@@ -127,14 +127,14 @@ func TestJournalLinesAreLeft(t *testing.T) {
 
 // The ID of an access key identifies an account.
 func TestAccessKeys(t *testing.T) {
-	if got := newRedactor().recognize("AKIAIOSFODNN7EXAMPLE is refused"); got != mark+" is refused" {
+	if got := (redactor{}).recognize("AKIAIOSFODNN7EXAMPLE is refused"); got != mark+" is refused" {
 		t.Errorf("%s", got)
 	}
 }
 
 // A word after the name of a secret is its value, unless it says how the secret is.
 func TestWordsThatAreNoValues(t *testing.T) {
-	r := newRedactor()
+	r := redactor{}
 	for _, word := range notValues {
 		r.remember("password", word)
 	}
@@ -149,8 +149,8 @@ func FuzzSecrets(f *testing.F) {
 	f.Add(`password`, `"`)
 	f.Add(`--token`, ` `)
 	f.Fuzz(func(t *testing.T, before, between string) {
-		newRedactor().recognize(before + between + planted) // it ends, and does not panic
-		if got := newRedactor().recognize(before + "\npassword=" + planted + "\n" + between); strings.Contains(got, planted) {
+		(redactor{}).recognize(before + between + planted) // it ends, and does not panic
+		if got := (redactor{}).recognize(before + "\npassword=" + planted + "\n" + between); strings.Contains(got, planted) {
 			t.Errorf("%q", got)
 		}
 	})
@@ -173,7 +173,7 @@ func TestSecretOfAnotherPart(t *testing.T) {
 // one.
 func TestRepeatedSecrets(t *testing.T) {
 	const secret = "S3cr3t/Pa55?!"
-	r := newRedactor()
+	r := redactor{}
 	r.recognize("password=S3cr3t\npassword=" + secret + "\n")
 	for text, want := range map[string]string{
 		"login with " + secret + " refused":                                    "login with " + mark + " refused",
@@ -193,7 +193,7 @@ func TestRepeatedSecrets(t *testing.T) {
 
 // 20 MB with 10,000 secrets: a person waits for the archive.
 func TestRepeatedSecretsOfALargeArchive(t *testing.T) {
-	r := newRedactor()
+	r := redactor{}
 	var b strings.Builder
 	for i := range 10_000 {
 		r.remember("token", fmt.Sprintf("Token-%d-%d", i*7919%10_000, i))
@@ -223,7 +223,7 @@ func TestPrivateKeysOfAJournal(t *testing.T) {
 		"10:00:03 node kubelet[1]: all is well.",
 	}
 	for range 2 {
-		got := newRedactor().recognize(strings.Join(lines, "\n") + "\n")
+		got := (redactor{}).recognize(strings.Join(lines, "\n") + "\n")
 		for _, secret := range []string{body, "Ab12Cd"} {
 			if strings.Contains(got, secret) {
 				t.Errorf("%s is shown:\n%s", secret, got)
@@ -235,7 +235,7 @@ func TestPrivateKeysOfAJournal(t *testing.T) {
 		slices.Reverse(lines) // the newest first
 	}
 	// One end is missing, as if lines were cut off.
-	if got := newRedactor().recognize("-----BEGIN PRIVATE KEY-----\n" + body + "\na line that is none of it.\n"); !strings.Contains(got, "none of it.") || strings.Contains(got, body) {
+	if got := (redactor{}).recognize("-----BEGIN PRIVATE KEY-----\n" + body + "\na line that is none of it.\n"); !strings.Contains(got, "none of it.") || strings.Contains(got, body) {
 		t.Errorf("%s", got)
 	}
 }

@@ -31,7 +31,7 @@ func TestPartThatIsTooLong(t *testing.T) {
 // TestWordsAfterTheNameOfASecret checks that a word of a sentence is not taken for a secret, in
 // small letters or not: otherwise it would be hidden everywhere.
 func TestWordsAfterTheNameOfASecret(t *testing.T) {
-	r := newRedactor()
+	r := redactor{}
 	r.recognize("password: Required\npassword: invalid\ntoken=Expired\npassword=hunter22\n")
 	const text = "Required field, invalid value, Expired certificate"
 	if got := r.repeated()(text); got != text {
@@ -44,7 +44,7 @@ func TestWordsAfterTheNameOfASecret(t *testing.T) {
 
 // TestShortestSecret checks that a password of six characters is known, one of five is not.
 func TestShortestSecret(t *testing.T) {
-	r := newRedactor()
+	r := redactor{}
 	r.recognize("password=sixsix\npassword=fives\n")
 	if got, want := r.repeated()("sixsix fives"), mark+" fives"; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -71,14 +71,14 @@ func TestSecretsAtTheirLimits(t *testing.T) {
 		{"a list in a list", "secrets=map[a:[one] b:two] three", "two", "three"},
 		{"a word", "token=one,two three", "two", "three"},
 	} {
-		if got := newRedactor().recognize(c.long); strings.Contains(got, c.secret) || !strings.Contains(got, mark) {
+		if got := (redactor{}).recognize(c.long); strings.Contains(got, c.secret) || !strings.Contains(got, mark) {
 			t.Errorf("%s: %q becomes %q", c.what, c.long, got)
 		}
 		if c.short == "three" { // what follows stays
-			if got := newRedactor().recognize(c.long); !strings.HasSuffix(got, " three") {
+			if got := (redactor{}).recognize(c.long); !strings.HasSuffix(got, " three") {
 				t.Errorf("%s: %q becomes %q", c.what, c.long, got)
 			}
-		} else if got := newRedactor().recognize(c.short); got != c.short {
+		} else if got := (redactor{}).recognize(c.short); got != c.short {
 			t.Errorf("%s: %q becomes %q", c.what, c.short, got)
 		}
 	}
@@ -94,7 +94,7 @@ func TestSecretsAtTheirLimits(t *testing.T) {
 // longer one is not: it would be a whole file.
 func TestLongestSecretThatIsRemembered(t *testing.T) {
 	for n, want := range map[int]bool{4 << 10: true, 4<<10 + 1: false} {
-		r := newRedactor()
+		r := redactor{}
 		secret := strings.Repeat("Ab1", n/3) + strings.Repeat("z", n%3)
 		r.remember("password", secret)
 		if got := r.repeated()(secret) == mark; got != want {

@@ -40,12 +40,8 @@ var (
 )
 
 // redactor replaces text that looks like a secret, and later all repetitions of the secrets that it
-// recognized.
-type redactor struct {
-	known map[string]bool // secrets
-}
-
-func newRedactor() *redactor { return &redactor{known: map[string]bool{}} }
+// recognized, which are its keys.
+type redactor map[string]bool
 
 // sentences are parts of messages of systemd, the kubelet, the API server and csi-registrar that
 // have the name of a secret before a word of the sentence, and words that can be secrets elsewhere.
@@ -68,7 +64,7 @@ var shielded = sync.OnceValues(func() (shield, unshield *strings.Replacer) {
 })
 
 // recognize replaces text that is a secret by its form or its name, and remembers the secrets.
-func (r *redactor) recognize(s string) string {
+func (r redactor) recognize(s string) string {
 	shield, unshield := shielded()
 	s = privateKeys(shield.Replace(s))
 	s = replace(environment(), s, func(m []string) string {
@@ -118,9 +114,9 @@ func replace(p *regexp.Regexp, s string, with func(groups []string) string) stri
 
 // repeated returns a function that replaces the secrets that recognize has remembered: as they are,
 // in base64 and percent-encoded.
-func (r *redactor) repeated() func(string) string {
+func (r redactor) repeated() func(string) string {
 	var forms []string
-	for secret := range r.known {
+	for secret := range r {
 		forms = append(forms, secret, base64.RawStdEncoding.EncodeToString([]byte(secret)), url.QueryEscape(secret))
 	}
 	// The longest first: a secret can begin with another one.
@@ -144,7 +140,7 @@ var notValues = []string{"required", "invalid", "incorrect", "expired", "missing
 
 // remember adds a value to the known secrets if it cannot be a word of the language or the name of
 // an object: any value of a password, and other values that have capitals or digits.
-func (r *redactor) remember(name, value string) {
+func (r redactor) remember(name, value string) {
 	value = strings.Trim(strings.TrimSpace(value), `"'\,;{}<>[]()`)
 	name = strings.ToLower(strings.TrimFunc(name, func(c rune) bool { return !unicode.IsLetter(c) }))
 	isPassword := strings.Contains(name, "pass") || strings.Contains(name, "pwd")
@@ -153,7 +149,7 @@ func (r *redactor) remember(name, value string) {
 	case strings.Contains(name, "context"), strings.Contains(name, "attributes"), slices.Contains(notValues, strings.ToLower(value)):
 	case slices.ContainsFunc([]string{"name", "ref", "path", "file", "dir", "namespace"}, func(end string) bool { return strings.HasSuffix(name, end) }):
 	case isPassword, strings.ContainsFunc(value, unicode.IsUpper), strings.ContainsFunc(value, unicode.IsDigit):
-		r.known[value] = true
+		r[value] = true
 		if end := strings.IndexAny(value, ",;&"); end > 0 { // other options follow
 			r.remember(name, value[:end])
 		}
@@ -196,7 +192,7 @@ func random(s string) bool {
 }
 
 // namedSecrets replaces the values in a line that have the name of a secret.
-func (r *redactor) namedSecrets(s string) string {
+func (r redactor) namedSecrets(s string) string {
 	var b strings.Builder
 	for {
 		at := named().FindStringIndex(s)
