@@ -127,24 +127,19 @@ func (s *Supervisor) Watch(ctx context.Context) {
 			s.feed()
 		}
 		if state != last {
-			s.transition(err, last)
+			switch {
+			case err != nil:
+				s.Log.Warn("the driver does not serve; the watchdog restarts it unless it answers in time",
+					"reason", err.Error(), "watchdog", s.Watchdog)
+			case last != "":
+				s.Log.Info("the driver serves again")
+			}
 			s.status(state)
 			last = state
 		}
 		if !rate.Pause(ctx, next) {
 			return
 		}
-	}
-}
-
-// transition logs that the driver stopped serving, or serves again.
-func (s *Supervisor) transition(err error, last string) {
-	switch {
-	case err != nil:
-		s.Log.Warn("the driver does not serve; the watchdog restarts it unless it answers in time",
-			"reason", err.Error(), "watchdog", s.Watchdog)
-	case last != "":
-		s.Log.Info("the driver serves again")
 	}
 }
 
