@@ -128,7 +128,7 @@ func (e *expo) family(name, kind, help string) {
 func (e *expo) sample(v float64, labels ...string) {
 	var pairs []string
 	for pair := range slices.Chunk(labels, 2) {
-		pairs = append(pairs, pair[0]+`="`+escapeLabel(pair[1])+`"`)
+		pairs = append(pairs, pair[0]+`="`+labelEscapes.Replace(safetext.Clean(pair[1], 200))+`"`)
 	}
 	list := ""
 	if len(pairs) > 0 {
@@ -138,10 +138,7 @@ func (e *expo) sample(v float64, labels ...string) {
 	e.head = ""
 }
 
-// escapeLabel formats a label's value: it makes the text safe to print, then applies the three
-// escapes of the format.
-func escapeLabel(s string) string { return labelEscapes.Replace(safetext.Clean(s, 200)) }
-
+// labelEscapes applies the three escapes of the format.
 var labelEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 func boolean(on bool) float64 {
