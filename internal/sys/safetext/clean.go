@@ -12,8 +12,6 @@ import (
 	"unicode/utf8"
 )
 
-const ellipsis = '…'
-
 // Clean returns s in a form that cannot move a cursor, end a line, reorder or hide text, or fill a
 // screen. Every character that is not visible on its own (control characters, line breaks, NUL,
 // bidi and zero-width marks, unusual spaces, characters unknown to Unicode) and every byte that is
@@ -41,7 +39,7 @@ func Clean(s string, limit int) string {
 		s = s[size:]
 		length += utf8.RuneCountInString(piece)
 		if length > limit {
-			return b.String()[:room] + string(ellipsis)
+			return b.String()[:room] + "…"
 		}
 		b.WriteString(piece)
 		if length < limit {
