@@ -232,14 +232,6 @@ func limitText(d status.Driver) string {
 	return ""
 }
 
-// unlessEmpty applies mark to untrusted text; an empty text stays empty.
-func unlessEmpty(mark func(string) string, text string) string {
-	if text == "" {
-		return ""
-	}
-	return mark(text)
-}
-
 // driverText formats everything that is known about one driver.
 func driverText(d status.Driver, configError string, p page, now time.Time) string {
 	var b strings.Builder
@@ -267,10 +259,10 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	if d.DriverRestarts > 0 {
 		line("  driver restarts", fmt.Sprintf("%d within %s", d.DriverRestarts, age(status.RestartWindow)))
 	}
-	line("  driver version", unlessEmpty(safetext.Word, d.DriverVersion))
+	line("  driver version", safetext.Claim(d.DriverVersion).String())
 	line("  socket", d.Socket.String())
 	line("  endpoint", d.Endpoint.String())
-	line("  node id", unlessEmpty(safetext.Word, d.NodeID))
+	line("  node id", safetext.Claim(d.NodeID).String())
 	for _, key := range slices.Sorted(maps.Keys(d.Topology)) {
 		line("  topology", safetext.Word(key)+" = "+safetext.Word(d.Topology[key]))
 	}
@@ -280,7 +272,9 @@ func driverText(d status.Driver, configError string, p page, now time.Time) stri
 	line("  registration socket", d.RegistrationSocket.String())
 	line("  kubelet asked", at(d.LastGetInfoAt))
 	line("  kubelet confirmed", at(d.RegisteredAt))
-	line("  kubelet refused", unlessEmpty(safetext.Quote, d.KubeletError))
+	if d.KubeletError != "" {
+		line("  kubelet refused", safetext.Quote(d.KubeletError))
+	}
 	line("  republished", fmt.Sprintf("%d times", d.Republications))
 	line("  not kept", d.NotKept)
 	if !d.DampedUntil.IsZero() {
