@@ -112,13 +112,14 @@ const (
 	labelWidth  = len("expected") + 2
 )
 
+var resultColours = map[doctor.Result]string{doctor.OK: green, doctor.Problem: red, doctor.Warning: yellow, doctor.Skipped: dim}
+
 func checkLine(b *strings.Builder, p page, step string, c doctor.Check) {
-	colour := map[doctor.Result]string{doctor.OK: green, doctor.Problem: red, doctor.Warning: yellow, doctor.Skipped: dim}[c.Result]
 	says := c.Says
 	if c.TookMS > 0 {
 		says = strings.TrimSpace(fmt.Sprintf("%.2f ms: %s", c.TookMS, says))
 	}
-	head := "  " + p.paint(colour, string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
+	head := "  " + p.paint(resultColours[c.Result], string(c.Result)) + strings.Repeat(" ", resultWidth-len(c.Result)) +
 		step + strings.Repeat(" ", max(stepWidth-len(step), 1))
 	b.WriteString(p.hanging(head, 2+resultWidth+stepWidth, says))
 }
@@ -148,12 +149,9 @@ func doctorSummary(r doctor.Report, p page) string {
 }
 
 func findingText(b *strings.Builder, p page, n int, f doctor.Finding) {
-	colour := red
-	if f.Severity == doctor.Warning {
-		colour = yellow
-	}
 	number := fmt.Sprintf("%d. ", n)
-	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, p.paint(colour, string(f.Severity)), cmp.Or(f.Driver, "the node"), f.Step)
+	severity := p.paint(resultColours[f.Severity], string(f.Severity))
+	fmt.Fprintf(b, "\n%s%s %s: %s\n", number, severity, cmp.Or(f.Driver, "the node"), f.Step)
 	width := len(number) + labelWidth
 	label := func(s string) string { return fmt.Sprintf("%*s%-*s", len(number), "", labelWidth, s) }
 	b.WriteString(label("id") + p.paint(dim, string(f.ID)) + "\n")
