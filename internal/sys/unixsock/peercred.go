@@ -71,12 +71,8 @@ const ClientPrefix = "@csi-registrar-"
 // Dial connects to path from an abstract address that begins with ClientPrefix and cannot be
 // guessed.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
-	d := net.Dialer{LocalAddr: &net.UnixAddr{Net: "unix", Name: ClientPrefix + rand.Text()}}
-	c, err := d.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UnixConn), nil
+	local := &net.UnixAddr{Net: "unix", Name: ClientPrefix + rand.Text()}
+	return new(net.Dialer).DialUnix(ctx, "unix", local, &net.UnixAddr{Net: "unix", Name: path})
 }
 
 // staleFor is the age from which a socket that refuses connections is stale: before that, the
