@@ -95,7 +95,7 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 	var log bytes.Buffer
 	watch := func(...string) regsocket.Watch { return noHints{} }
 	p := &parts{
-		log:     slog.New(slog.NewTextHandler(&log, nil)),
+		daemon:  &daemon{log: slog.New(slog.NewTextHandler(&log, nil))},
 		stored:  map[string][]*os.File{"a.example": {kept}},
 		kubelet: regsocket.NewProcess(nil, "", nil),
 		options: regsocket.Options{Log: slog.New(slog.DiscardHandler), Watch: watch, Pool: worker.NewPool()},
@@ -133,7 +133,7 @@ func TestEndpointOfAnotherMountNamespaceIsNotChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.DiscardHandler)
-		p := &parts{log: log, pool: worker.NewPool(), watcher: fswatch.New(log, worker.NewPool()), options: regsocket.Options{Dir: dir}}
+		p := &parts{daemon: &daemon{log: log, pool: worker.NewPool(), watcher: fswatch.New(log, worker.NewPool())}, options: regsocket.Options{Dir: dir}}
 		o := p.Driver(table)
 		o.Follow(true, false, 0)
 		for o.Look().AskedAt.IsZero() {

@@ -348,7 +348,7 @@ func TestLeftoversOfTheStoreAreTriedAgain(t *testing.T) {
 	store, log := &failingStore{}, slog.New(slog.DiscardHandler)
 	dir := fake.ShortDir(t)
 	p := &parts{
-		log: log, stored: map[string][]*os.File{"a.example": nil}, kubelet: regsocket.NewProcess(nil, "", nil),
+		daemon: &daemon{log: log}, stored: map[string][]*os.File{"a.example": nil}, kubelet: regsocket.NewProcess(nil, "", nil),
 		options: regsocket.Options{Log: log, RunDir: dir, Store: store, Pool: worker.NewPool()},
 	}
 	if err := p.open(dir); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
-	"csi-registrar/internal/sys/fswatch"
 	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/worker"
 )
@@ -120,9 +118,7 @@ func lastGoodName(s config.Source) string {
 // parts creates what the registrars need, and has what they share: the plugin registry, and the
 // listeners from the descriptor store until a driver claims them.
 type parts struct {
-	log     *slog.Logger
-	watcher *fswatch.Watcher
-	pool    *worker.Pool
+	*daemon
 	options regsocket.Options
 	store   *systemd.Store
 	kubelet *regsocket.Process
@@ -137,10 +133,7 @@ type parts struct {
 // newParts creates the parts, with the passed descriptors. registryDir is empty unless the
 // directory is not the plugins_registry of the configured root directory.
 func newParts(d *daemon, registryDir string) *parts {
-	p := &parts{
-		log: d.log, watcher: d.watcher, pool: d.pool,
-		stored: d.handed.stored,
-	}
+	p := &parts{daemon: d, stored: d.handed.stored}
 	p.options = regsocket.Options{
 		Log:         d.log,
 		KeepSockets: d.options.KeepSockets,
