@@ -149,9 +149,7 @@ func (d *daemon) note(what string, err error) {
 
 // serve opens the control socket and the sockets for health and metrics.
 func (d *daemon) serve(ctx context.Context, b control.Backend) error {
-	if err := d.serveControl(ctx, b); err != nil {
-		return err
-	}
+	d.serveControl(ctx, b)
 	for _, ln := range d.handed.http {
 		d.servePublic(ctx, ln, control.PublicHandler(b))
 	}
@@ -177,7 +175,7 @@ func (d *daemon) servePublic(ctx context.Context, ln net.Listener, h http.Handle
 
 // serveControl serves the control socket that the service manager passed, or creates one. While
 // another daemon serves the path, this one runs without, and takes over when the other ends.
-func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
+func (d *daemon) serveControl(ctx context.Context, b control.Backend) {
 	serve := func(ln net.Listener) {
 		d.note("serve the control socket", control.Serve(ctx, ln, b, d.log))
 	}
@@ -185,13 +183,13 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 		d.work.Go(func() { serve(ln) })
 	}
 	if len(d.handed.control) > 0 {
-		return nil
+		return
 	}
 	path := control.Path(d.options.Source.Root)
 	ln, err := control.Listen(ctx, path)
 	if err == nil {
 		d.work.Go(func() { serve(ln) })
-		return nil
+		return
 	}
 	d.log.Warn("working without a control socket, so `csi-registrar status` does not reach this daemon", "error", err)
 	hints := d.watcher.Subscribe(path)
@@ -210,7 +208,6 @@ func (d *daemon) serveControl(ctx context.Context, b control.Backend) error {
 			}
 		}
 	})
-	return nil
 }
 
 // onHangup calls f at each SIGHUP until ctx is done. A later one is ignored: it must not end the
