@@ -142,8 +142,7 @@ func addVolumes(ctx context.Context, root string, s *status.Document) {
 		return
 	}
 	for i := range s.Drivers {
-		n := counts[s.Drivers[i].Name]
-		s.Drivers[i].Volumes = &n
+		s.Drivers[i].Volumes = new(counts[s.Drivers[i].Name])
 		delete(counts, s.Drivers[i].Name)
 	}
 	if err := volumes.DropRegistered(ctx, worker.NewPool(), res.Config.Kubelet.PluginsRegistry(), counts); err != nil {
