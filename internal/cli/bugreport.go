@@ -176,12 +176,10 @@ func writeFiles(ctx context.Context, w io.Writer, root string) error {
 	if res == nil {
 		return errors.Join(errs...)
 	}
-	var all []volumes.Volume
 	kubelet := res.Config.Kubelet.RootDir
-	err = worker.Run(ctx, worker.NewPool().Slot(kubelet, nil), fileLimit, func() (err error) {
-		all, err = volumes.Read(kubelet, "/proc", 0)
-		return err
-	})
+	all, err := worker.Get(ctx, worker.NewPool().Slot(kubelet, nil), fileLimit, func() ([]volumes.Volume, error) {
+		return volumes.Read(kubelet, "/proc", 0)
+	}, nil)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}

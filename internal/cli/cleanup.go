@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -86,21 +85,15 @@ func askIfStopped(ctx context.Context, e *env, runDir string, stopped func(conte
 
 // createAnswer creates the file, in place of an earlier one.
 func createAnswer(ctx context.Context, path string) (*os.File, error) {
-	var f *os.File
-	err := worker.Run(ctx, worker.NewPool().Slot(path, nil), fileLimit, func() error {
+	return worker.Get(ctx, worker.NewPool().Slot(path, nil), fileLimit, func() (*os.File, error) {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return err
+			return nil, err
 		}
-		err := os.Remove(path)
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
-			f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, unansweredMode)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
 		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return f, nil
+		return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, unansweredMode)
+	}, nil)
 }
 
 // removeLimit is the time for all sockets; TimeoutStopSec= is 30 s.
@@ -148,15 +141,9 @@ func removeIfStopped(ctx context.Context, e *env, runDir string) error {
 	if err != nil {
 		return fmt.Errorf("cannot read the service manager's answer: %w", err)
 	}
-	type removal struct {
-		paths []string
-		err   error
-	}
-	r, err := worker.Do(ctx, pool.Slot("plugins_registry", nil), removeLimit, func() (r removal) {
-		r.paths, r.err = left.Remove(ctx)
-		return r
+	removed, err := worker.Get(ctx, pool.Slot("plugins_registry", nil), removeLimit, func() ([]string, error) {
+		return left.Remove(ctx)
 	}, nil)
-	removed, err := r.paths, cmp.Or(err, r.err)
 	registries := map[string][]string{} // names of removed sockets
 	for _, path := range removed {
 		fmt.Fprintf(e.stdout, "removed %s\n", path)

@@ -191,9 +191,8 @@ func (d *daemon) guardSandbox(ctx context.Context, looked func()) {
 	d.work.Go(func() { d.note("watch the host's mounts", fswatch.WatchMounts(ctx, hostMounts, mounts)) })
 	slot := d.pool.Slot(registry, hints.Hint)
 	for {
-		var v view
 		last := guard.last
-		err := worker.Run(ctx, slot, time.Second, func() (err error) { v, err = lookAround(registry, last); return err })
+		v, err := worker.Get(ctx, slot, time.Second, func() (view, error) { return lookAround(registry, last) }, nil)
 		var again <-chan time.Time
 		if err != nil {
 			d.log.Debug("looking at the kubelet's directories", "error", err)

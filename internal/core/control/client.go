@@ -202,22 +202,9 @@ func (c *Client) send(ctx context.Context, method, target string, limit time.Dur
 
 // dial connects. That waits for the file system of the path only, which no context ends.
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
-	type result struct {
-		net.Conn
-		err error
-	}
-	r, err := worker.Do(ctx, worker.NewPool().Slot(c.path, nil), dialTimeout, func() result {
-		conn, err := net.Dial("unix", c.path)
-		return result{conn, err}
-	}, func(r result) {
-		if r.err == nil {
-			r.Close()
-		}
-	})
-	if err != nil {
-		return nil, err
-	}
-	return r.Conn, r.err
+	return worker.Get(ctx, worker.NewPool().Slot(c.path, nil), dialTimeout, func() (net.Conn, error) {
+		return net.Dial("unix", c.path)
+	}, func(conn net.Conn) { conn.Close() })
 }
 
 func readError(resp *http.Response) error {

@@ -78,11 +78,9 @@ const countLimit = 2 * time.Second
 // Count counts what Read finds with this machine's mounts. The error is a
 // *worker.NotAnswering if the file system does not answer.
 func Count(ctx context.Context, pool *worker.Pool, rootDir string, kubelet int) (map[string]status.Volumes, error) {
-	var found []Volume
-	err := worker.Run(ctx, pool.Slot(rootDir, nil), countLimit, func() (err error) {
-		found, err = Read(rootDir, "/proc", kubelet)
-		return err
-	})
+	found, err := worker.Get(ctx, pool.Slot(rootDir, nil), countLimit, func() ([]Volume, error) {
+		return Read(rootDir, "/proc", kubelet)
+	}, nil)
 	if err != nil {
 		return nil, err
 	}

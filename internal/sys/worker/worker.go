@@ -69,49 +69,55 @@ type Slot struct {
 }
 
 // Slot returns a Slot for calls about path. returned is called, from any goroutine, when a call
-// about path has returned, if a Do of this Slot failed because of it; it must not block. It may be
+// about path has returned, if a Get of this Slot failed because of it; it must not block. It may be
 // nil.
 func (p *Pool) Slot(path string, returned func()) *Slot {
 	return &Slot{pool: p, path: path, returned: returned}
 }
 
-// NotAnswering is the error of Do while a call about Path has not returned.
+// NotAnswering is the error of Get while a call about Path has not returned.
 type NotAnswering struct{ Path string }
 
 func (e *NotAnswering) Error() string {
 	return fmt.Sprintf("the file system of %s does not answer", e.Path)
 }
 
-// Do runs f and returns its result. If f takes longer than limit, Do abandons it and returns a
+// Get runs f and returns its result. If f takes longer than limit, Get abandons it and returns a
 // *NotAnswering error. It does not begin f while another call about the same path is running, and
 // returns that error when that one was abandoned, or when it has waited for limit. If
-// ctx is done first, Do abandons f as well, and returns the cause. discard, if not nil, gets the
-// result of an abandoned f: it closes what f opened.
+// ctx is done first, Get abandons f as well, and returns the cause. discard, if not nil, gets the
+// result of an abandoned f that did not fail: it closes what f opened.
 //
 // A process that gets little CPU time has more than limit: see parts.
-func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
+func Get[T any](ctx context.Context, s *Slot, limit time.Duration, f func() (T, error), discard func(T)) (T, error) {
 	var result, none T
+	var failed error
 	c, err := s.enter(ctx, limit)
 	if err != nil {
 		return none, err
 	}
 	go func() {
-		result = f()
-		if s.leave(c) && discard != nil {
+		result, failed = f()
+		if s.leave(c) && failed == nil && discard != nil {
 			discard(result)
 		}
 	}()
 	if err = s.await(ctx, c, limit); err == nil || !s.abandon(c) { // or it has just returned
-		return result, nil
+		return result, failed
 	}
-	return none, err // result belongs to f
+	return none, err // result and failed belong to f
 }
 
-// Run is Do for an f whose only result is its error. An abandoned f may still run: what else
+// Do is Get for an f that cannot fail.
+func Do[T any](ctx context.Context, s *Slot, limit time.Duration, f func() T, discard func(T)) (T, error) {
+	return Get(ctx, s, limit, func() (T, error) { return f(), nil }, discard)
+}
+
+// Run is Get for an f whose only result is its error. An abandoned f may still run: what else
 // it writes must not be read after an error of Run.
 func Run(ctx context.Context, s *Slot, limit time.Duration, f func() error) error {
-	err, failed := Do(ctx, s, limit, f, nil)
-	return cmp.Or(failed, err)
+	_, err := Get(ctx, s, limit, func() (none struct{}, err error) { return none, f() }, nil)
+	return err
 }
 
 // enter waits until no call about the path is running, and begins one. If it cannot, the Slot is
