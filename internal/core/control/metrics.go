@@ -93,23 +93,11 @@ func exposition(s status.Document) []byte {
 	}
 	// A gauge, not a histogram: registrations are too rare for buckets.
 	e.family("registration_duration_seconds", "gauge", "How long the kubelet took to confirm the last registration, from the registration socket published.")
-	for _, d := range enabled {
-		if d.Took > 0 {
-			e.sample(d.Took.Seconds(), "driver", d.Name)
-		}
-	}
+	e.positive(enabled, func(d status.Driver) float64 { return d.Took.Seconds() })
 	e.family("republications_total", "counter", "How often the registration socket was recreated, since the daemon started; none before the first time.")
-	for _, d := range enabled {
-		if d.Republications > 0 {
-			e.sample(float64(d.Republications), "driver", d.Name)
-		}
-	}
+	e.positive(enabled, func(d status.Driver) float64 { return float64(d.Republications) })
 	e.family("last_get_info_timestamp_seconds", "gauge", "When the kubelet last called GetInfo on the registration socket, in seconds since the epoch.")
-	for _, d := range enabled {
-		if !d.LastGetInfoAt.IsZero() {
-			e.sample(seconds(d.LastGetInfoAt), "driver", d.Name)
-		}
-	}
+	e.positive(enabled, func(d status.Driver) float64 { return seconds(d.LastGetInfoAt) })
 	return e.out.Bytes()
 }
 
@@ -136,6 +124,15 @@ func (e *expo) sample(v float64, labels ...string) {
 	}
 	fmt.Fprintf(e.out, "%s%s%s %s\n", e.head, e.name, list, strconv.FormatFloat(v, 'f', -1, 64))
 	e.head = ""
+}
+
+// positive writes the values of drivers that are above zero.
+func (e *expo) positive(drivers []status.Driver, value func(status.Driver) float64) {
+	for _, d := range drivers {
+		if v := value(d); v > 0 {
+			e.sample(v, "driver", d.Name)
+		}
+	}
 }
 
 // labelEscapes applies the three escapes of the format.
