@@ -96,14 +96,8 @@ func (s *Supervisor) feedUntil(ctx context.Context) {
 	if s.Watchdog == 0 {
 		return
 	}
-	tick := time.Tick(s.Watchdog / 3)
-	for {
+	for ok := true; ok; ok = rate.Pause(ctx, s.Watchdog/3) {
 		s.feed()
-		select {
-		case <-tick:
-		case <-ctx.Done():
-			return
-		}
 	}
 }
 
