@@ -47,14 +47,14 @@ const (
 // Serve closes the listener as soon as it accepts no more connections.
 func Serve(ctx, cut context.Context, l Listener, dial Dial, rec *Recorder) error {
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
+	copying, ended := context.WithCancel(context.WithoutCancel(ctx))
 	var copies, shows sync.WaitGroup
-	shows.Go(func() { rec.showLong(ended) })
+	shows.Go(func() { rec.showLong(copying) })
 	defer func() {
 		cancel()
 		l.Close()
 		copies.Wait()
-		close(ended)
+		ended()
 		shows.Wait()
 	}()
 	defer context.AfterFunc(ctx, func() {
@@ -104,12 +104,7 @@ func (c *connection) watch(ctx, running context.Context, closeBoth func()) {
 	case <-running.Done():
 	case <-ctx.Done():
 	}
-	tick := time.Tick(idleAtEnd / 10)
-	for running.Err() == nil && !c.idle() {
-		select {
-		case <-running.Done():
-		case <-tick:
-		}
+	for !c.idle() && rate.Pause(running, idleAtEnd/10) {
 	}
 	closeBoth()
 }

@@ -6,10 +6,13 @@
 package trace
 
 import (
+	"context"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 const (
@@ -115,16 +118,10 @@ func (r *Recorder) emit(c Call) {
 	}
 }
 
-// showLong shows calls that take long, until ended is closed.
-func (r *Recorder) showLong(ended <-chan struct{}) {
-	tick := time.Tick(time.Second)
-	for {
-		select {
-		case <-ended:
-			return
-		case now := <-tick:
-			r.showRunning(now)
-		}
+// showLong shows calls that take long, until ctx is done.
+func (r *Recorder) showLong(ctx context.Context) {
+	for rate.Pause(ctx, time.Second) {
+		r.showRunning(time.Now())
 	}
 }
 
