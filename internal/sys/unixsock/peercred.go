@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"csi-registrar/internal/sys/rate"
 )
 
 // Cred identifies a process as of the time when it connected or listened.
@@ -96,12 +98,8 @@ func (e *InUse) Error() string { return e.Path + " is held by " + e.Holder }
 // cut it takes no time, and otherwise staleFor at most.
 func Vacate(ctx context.Context, path string) (removed bool, err error) {
 	f, err := refuses(ctx, path)
-	if err == nil {
-		select {
-		case <-time.After(untilStale(f, time.Now())):
-			removed, err = removeStale(ctx, path, f)
-		case <-ctx.Done():
-		}
+	if err == nil && rate.Pause(ctx, untilStale(f, time.Now())) {
+		removed, err = removeStale(ctx, path, f)
 	}
 	switch {
 	case ctx.Err() != nil && !removed:
