@@ -31,7 +31,16 @@ func setupStatus(fs *flag.FlagSet) runner {
 			return clientError(err)
 		}
 		addVolumes(ctx, *o.root, &s)
-		return showStatus(ctx, e, o, s)
+		if err := o.checkDriver(s); err != nil {
+			return err
+		}
+		unread := notRead(ctx, *o.root, s)
+		if o.json {
+			err = printDocument(e, o, s)
+		} else {
+			_, err = fmt.Fprint(e.stdout, o.text(s, unread, e))
+		}
+		return errors.Join(err, o.exitError(s, unread, e.now()))
 	}
 }
 
@@ -39,20 +48,6 @@ type statusOptions struct {
 	root   *string
 	driver string // if set, show only this driver, with all details
 	json   bool
-}
-
-// showStatus prints a document. It returns an error without text if the document shows the reason.
-func showStatus(ctx context.Context, e *env, o statusOptions, s status.Document) (err error) {
-	if err := o.checkDriver(s); err != nil {
-		return err
-	}
-	unread := notRead(ctx, *o.root, s)
-	if o.json {
-		err = printDocument(e, o, s)
-	} else {
-		_, err = fmt.Fprint(e.stdout, o.text(s, unread, e))
-	}
-	return errors.Join(err, o.exitError(s, unread, e.now()))
 }
 
 // notRead returns what a daemon without drivers has not read in the files, or why that is not
@@ -99,7 +94,7 @@ func (o statusOptions) checkDriver(s status.Document) error {
 const kubeletReturns = 150 * time.Second
 
 // exitError returns nil if everything that is shown is registered and serves, and nothing is
-// unread.
+// unread. Otherwise the error has no text, because the document shows the reason.
 func (o statusOptions) exitError(s status.Document, unread string, now time.Time) error {
 	lost := func(d status.Driver) bool {
 		return d.NoTable || s.KubeletEnded(d, now) != "" && now.Sub(s.Kubelet.EndedAt) >= kubeletReturns
