@@ -93,11 +93,8 @@ func (c *Config) Driver(name string) (Driver, bool) {
 
 // result checks the files as a whole, and returns the Result.
 func (l *loader) result() *Result {
-	tables := slices.SortedFunc(maps.Values(l.drivers), func(a, b *table) int {
-		return cmp.Or(cmp.Compare(l.rank[a.first.file], l.rank[b.first.file]), cmp.Compare(a.first.order, b.first.order))
-	})
 	var valid, faulty []*table // a faulty table must not take the socket of a valid one
-	for _, t := range tables {
+	for _, t := range l.tables {
 		if !l.leftOut(t.Name) {
 			l.checkTable(t)
 		}
@@ -109,7 +106,7 @@ func (l *loader) result() *Result {
 	}
 	l.checkShared(append(valid, faulty...))
 
-	for _, t := range tables {
+	for _, t := range l.tables {
 		if l.leftOut(t.Name) {
 			l.faulty[t.Name] = true
 			continue

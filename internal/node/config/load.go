@@ -86,11 +86,10 @@ func Load(s Source) *Result {
 
 // position is the first place of a key in a file.
 type position struct {
-	file  string
-	path  []string // of the key
-	id    string   // path as TOML writes it
-	line  int
-	order int // among the keys of the file
+	file string
+	path []string // of the key
+	id   string   // path as TOML writes it
+	line int
 }
 
 func (p position) String() string { return place(p.file, p.line) }
@@ -109,6 +108,7 @@ type loader struct {
 	Result
 	fields    []field[Driver] // driverFields, made once: there may be thousands of tables
 	drivers   map[string]*table
+	tables    []*table        // the same, in the order in which they were found
 	rank      map[string]int  // of each file, from 0, in the order in which they are applied
 	faulty    map[string]bool // drivers that are left out
 	noRootDir bool            // [kubelet] has an error: all drivers are left out
@@ -143,11 +143,11 @@ func (l *loader) apply(file, text string) {
 		return
 	}
 	isTable := make(map[string]bool) // by key that was read: whether the keys below it count
-	for i, key := range doc.keys {
+	for _, key := range doc.keys {
 		var v any = doc.tree
 		for n := range key.path {
 			v = v.(map[string]any)[key.path[n]]
-			at := position{file, key.path[:n+1], keyString(key.path[:n+1]...), key.line, i}
+			at := position{file, key.path[:n+1], keyString(key.path[:n+1]...), key.line}
 			if _, ok := isTable[at.id]; !ok {
 				isTable[at.id] = l.read(at, v)
 			}
@@ -197,7 +197,7 @@ func (l *loader) driver(at position, isTable bool) bool {
 	if l.drivers[name] == nil {
 		t := &table{Driver: defaults(l.fields), first: at}
 		t.Name = name
-		l.drivers[name] = t
+		l.drivers[name], l.tables = t, append(l.tables, t)
 	}
 	if !isTable {
 		l.reject(name, at.error("is not a table", "must be a table: ["+at.id+"], in single brackets"))
