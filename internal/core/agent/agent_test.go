@@ -182,8 +182,10 @@ func apply(t *testing.T, a *Agent, c *config.Config) {
 	synctest.Wait()
 }
 
-func states(a *Agent) (out []string) {
-	for _, d := range a.Status().Drivers {
+func states(a *Agent) []string { return statesOf(a.Status()) }
+
+func statesOf(s status.Document) (out []string) {
+	for _, d := range s.Drivers {
 		out = append(out, d.Name+" "+d.State)
 	}
 	return out
@@ -387,8 +389,8 @@ func TestChangedMissesNothing(t *testing.T) {
 		go func() {
 			for {
 				changed := a.Changed()
-				if s := states(a); len(s) == 2 && len(a.Status().Pending()) == 0 {
-					seen <- s
+				if s := a.Status(); len(s.Drivers) == 2 && len(s.Pending()) == 0 {
+					seen <- statesOf(s)
 					return
 				}
 				<-changed
