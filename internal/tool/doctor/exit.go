@@ -180,7 +180,7 @@ var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\
 var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)
 
 // exitLines selects systemd's lines about the end of a process.
-const exitLines = "--grep=process exited, code=|Failed with result 'timeout'"
+const exitLines = "--grep=process exited, code=|Failed with result 'timeout'|reached runtime time limit"
 
 // lastLine returns the last of some lines in the journal of a unit. systemd repeats that the unit
 // failed; the reason is in a line before.

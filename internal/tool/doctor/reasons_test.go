@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -231,5 +232,43 @@ func TestLacking(t *testing.T) {
 func TestUnwritable(t *testing.T) {
 	if lacks, err := unwritable(t.TempDir()); lacks != "" || err != nil {
 		t.Errorf("%q, %v", lacks, err)
+	}
+}
+
+// What a drop-in sets can be why a driver ends again and again, or why the daemon does not see what
+// doctor sees.
+func TestDropInsOfWhatContradicts(t *testing.T) {
+	for what, c := range map[string]struct {
+		unit, line, journal string
+		status              func(*status.Driver)
+		found, fix          string
+	}{
+		"driver": {"csi-nfs.service", "RuntimeMaxSec=5", "csi-nfs.service: Service reached runtime time limit. Stopping.", func(d *status.Driver) {
+			d.DriverRestarts, d.Reason = 3, "the driver restarted 3 times within 10m0s"
+			d.Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
+		}, `"csi-nfs.service: Service reached runtime time limit. Stopping."; %s:2 sets "RuntimeMaxSec=5"`, "# mv -n %s %[1]s.off\nsystemctl daemon-reload"},
+		"daemon": {serviceUnit, "TemporaryFileSystem=/var/lib:ro", "", func(d *status.Driver) {
+			*d = status.Driver{Name: d.Name, Driver: status.Absent, State: string(status.Absent), Reason: "the directory /var/lib/kubelet does not exist"}
+		}, `%s:2 sets "TemporaryFileSystem=/var/lib:ro"`, "# mv -n %s %[1]s.off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			n.write("usr/lib/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+			file := "/etc/systemd/system/" + c.unit + ".d/10-site.conf"
+			n.write(file, "[Service]\n"+c.line+"\n")
+			if n.units[c.unit] == nil {
+				n.units[c.unit] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "Result": "success"}
+			}
+			n.units[c.unit]["DropInPaths"], n.units[c.unit]["journal"] = file, c.journal
+			if c.unit == serviceUnit {
+				n.holdReg = true
+				n.restartDaemon()
+			}
+			c.status(&n.status.Drivers[0])
+			f := n.examine().Findings[0]
+			if !strings.Contains(f.Found, fmt.Sprintf(c.found, file)) || !strings.Contains(lines(f.Fix), fmt.Sprintf(c.fix, file)) {
+				t.Errorf("%+v", f)
+			}
+		})
 	}
 }

@@ -61,8 +61,13 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 	case !ours && who.pid > 0 && x.runsFor(who.pid) > 0 && x.runsFor(who.pid) < kubeletRound:
 		x.checked(d.Name, "registration", Skipped, "%s has just started, and the daemon has not asked it yet", who)
 	case !ours:
-		x.finding(d.Name, "registration", "registration-not-published", "the driver answers correctly, but the daemon reports "+x.stateText(st),
-			"the daemon publishes it", reregister(d), logOf(serviceUnit))
+		// A drop-in can give the daemon another view of the node than doctor has.
+		set, fix := x.dropIns(ctx, serviceUnit)
+		if fix != nil {
+			fix = append(fix, systemctl("restart", serviceUnit))
+		}
+		x.finding(d.Name, "registration", "registration-not-published", "the driver answers correctly, but the daemon reports "+x.stateText(st)+set,
+			"the daemon publishes it", slices.Concat([]Fix{reregister(d)}, fix, []Fix{logOf(serviceUnit)})...)
 	default:
 		x.published(ctx, d, own, st)
 		x.reasons(ctx, d, st)
@@ -91,6 +96,13 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.DriverRestarts >= status.ManyRestarts:
 		last := x.serverOf(ctx, d.Name, process{})
+		if last.unit != "" && last.ended == "" {
+			set, undo := x.dropIns(ctx, last.unit)
+			if why := x.lastLine(ctx, last.unit, true, exitLines); why != "" {
+				set = ": " + safetext.Quote(why) + set
+			}
+			last.ended, last.revive = set, undo
+		}
 		warning("driver-restarting", "the daemon reports "+x.stateText(st)+last.ended, "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
 			append(last.log(), last.revive...)...)
 	case st.Registration == status.Registered && st.Driver != status.Ready:
