@@ -94,9 +94,9 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 	case err == nil && took <= limit:
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	case err == nil:
-		fix := q.serverOf(ctx, q.d.Name, q.who).log()
-		q.finding(q.d.Name, step, "driver-not-answering", fmt.Sprintf("the driver answers %s after %v, which is later than its timeout of %v", step, took.Round(100*time.Millisecond), limit), expected,
-			slices.Concat(fix, []Fix{note("if it cannot be faster")}, q.setDriverKey(q.d.Name, "timeout", safetext.Quote((3*took).Round(time.Second).String())))...)
+		server, set := q.configuredServer(ctx, q.d.Name, q.who)
+		q.finding(q.d.Name, step, "driver-not-answering", fmt.Sprintf("the driver answers %s after %v, which is later than its timeout of %v%s", step, took.Round(100*time.Millisecond), limit, set), expected,
+			slices.Concat(server.log(), server.revive, []Fix{note("if it cannot be faster")}, q.setDriverKey(q.d.Name, "timeout", safetext.Quote((3*took).Round(time.Second).String())))...)
 	default:
 		id, found := failure(step, longest, err)
 		server := q.serverOf(ctx, q.d.Name, q.who)
@@ -154,25 +154,26 @@ func (q *questions) sameName(ctx context.Context) bool {
 	if n := q.volumesOf(q.d.Name); n > 0 {
 		found += fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
 	}
-	q.finding(q.d.Name, "GetPluginInfo", "driver-name-mismatch", found,
-		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d.Name, "socket")), q.rename(ctx)...)
+	server, set := q.configuredServer(ctx, q.d.Name, q.who)
+	q.finding(q.d.Name, "GetPluginInfo", "driver-name-mismatch", found+set,
+		fmt.Sprintf("name %q, as in %s", q.d.Name, q.origin(q.d.Name, "socket")), q.rename(ctx, server)...)
 	return false
 }
 
 // rename configures the driver under the name that it reports, or stops a program that took the
 // socket of a unit.
-func (q *questions) rename(ctx context.Context) []Fix {
+func (q *questions) rename(ctx context.Context, reports server) []Fix {
 	if units := sortedKeys(q.unitsNaming(ctx, q.d.Name)); len(units) == 1 && q.who.pid > 1 && q.who.unit != units[0] {
 		stop := append([]Fix{note("%s has this socket in its files, and another program took it", units[0])}, q.stopRegistrar(ctx, q.who)...)
 		return append(stop, server{unit: units[0]}.start()...)
 	}
 	if csiname.CheckName(q.name) != nil {
-		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, q.serverOf(ctx, q.d.Name, q.who).log()...)
+		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, reports.log()...)
 	}
 	if n := q.volumesOf(q.d.Name); n > 0 {
 		return append([]Fix{note("do not rename the table: the kubelet could not unmount the %s of %s any more", count(n, "volume"), q.d.Name),
 			note("have the driver report the name %s again, or give the table the socket of %s", q.d.Name, q.d.Name)},
-			q.serverOf(ctx, q.d.Name, q.who).restart()...)
+			reports.restart()...)
 	}
 	table := []string{fmt.Sprintf("[driver.%q]", q.name), "socket = " + safetext.Quote(q.d.Socket)}
 	if q.d.SocketOwner != "root" {
@@ -214,6 +215,7 @@ func (q *questions) checkNodeInfo(ctx context.Context) {
 			continue
 		}
 		fix := note("change the flags or the configuration of the driver that this value comes from")
-		q.finding(q.d.Name, "NodeGetInfo", ids[p.Field], p.Found, p.Expected, append([]Fix{fix}, q.serverOf(ctx, q.d.Name, q.who).restart()...)...)
+		server, set := q.configuredServer(ctx, q.d.Name, q.who)
+		q.finding(q.d.Name, "NodeGetInfo", ids[p.Field], p.Found+set, p.Expected, append([]Fix{fix}, server.restart()...)...)
 	}
 }

@@ -235,8 +235,8 @@ func TestUnwritable(t *testing.T) {
 	}
 }
 
-// What a drop-in sets can be why a driver ends again and again, or why the daemon does not see what
-// doctor sees.
+// What a drop-in sets can be why a driver ends again and again, or answers wrongly, or why the
+// daemon does not see what doctor sees.
 func TestDropInsOfWhatContradicts(t *testing.T) {
 	for what, c := range map[string]struct {
 		unit, line, journal string
@@ -247,6 +247,12 @@ func TestDropInsOfWhatContradicts(t *testing.T) {
 			d.DriverRestarts, d.Reason = 3, "the driver restarted 3 times within 10m0s"
 			d.Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
 		}, `"csi-nfs.service: Service reached runtime time limit. Stopping."; %s:2 sets "RuntimeMaxSec=5"`, "# mv -n %s %[1]s.off\nsystemctl daemon-reload"},
+		"answer": {"csi-nfs.service", "Environment=NODE_ID=", "", func(d *status.Driver) {
+			d.Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
+		}, `the node ID is empty; %s:2 sets "Environment=NODE_ID="`, "# mv -n %s %[1]s.off\nsystemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service"},
+		"name": {"csi-nfs.service", "Environment=NAME=x", "", func(d *status.Driver) {
+			d.Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
+		}, `reports name "x"; %s:2 sets "Environment=NAME=x"`, "%.0s"},
 		"daemon": {serviceUnit, "TemporaryFileSystem=/var/lib:ro", "", func(d *status.Driver) {
 			*d = status.Driver{Name: d.Name, Driver: status.Absent, State: string(status.Absent), Reason: "the directory /var/lib/kubelet does not exist"}
 		}, `%s:2 sets "TemporaryFileSystem=/var/lib:ro"`, "# mv -n %s %[1]s.off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"},
@@ -260,6 +266,14 @@ func TestDropInsOfWhatContradicts(t *testing.T) {
 				n.units[c.unit] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "Result": "success"}
 			}
 			n.units[c.unit]["DropInPaths"], n.units[c.unit]["journal"] = file, c.journal
+			if what == "answer" {
+				n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+				fault(func(f *fakeDriver) { f.nodeID = "" })(t, n)
+			}
+			if what == "name" {
+				n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+				fault(func(f *fakeDriver) { f.name = "x" })(t, n)
+			}
 			if c.unit == serviceUnit {
 				n.holdReg = true
 				n.restartDaemon()

@@ -95,19 +95,18 @@ func (x *diagnosis) reasons(ctx context.Context, d config.Driver, st status.Driv
 		warning("registration-damped", "changes of the registration are delayed until "+clock(st.DampedUntil)+", because there were too many: "+safetext.Quote(st.Reason),
 			"the driver always reports the same", append(x.serverOf(ctx, d.Name, process{}).log(), reregister(d))...)
 	case st.DriverRestarts >= status.ManyRestarts:
-		last := x.serverOf(ctx, d.Name, process{})
+		last, set := x.configuredServer(ctx, d.Name, process{})
 		if last.unit != "" && last.ended == "" {
-			set, undo := x.dropIns(ctx, last.unit)
 			if why := x.lastLine(ctx, last.unit, true, exitLines); why != "" {
 				set = ": " + safetext.Quote(why) + set
 			}
-			last.ended, last.revive = set, undo
 		}
-		warning("driver-restarting", "the daemon reports "+x.stateText(st)+last.ended, "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
+		warning("driver-restarting", "the daemon reports "+x.stateText(st)+set, "the driver ends only when it is stopped; this warning ends 10 minutes after its last restarts",
 			append(last.log(), last.revive...)...)
 	case st.Registration == status.Registered && st.Driver != status.Ready:
-		warning("driver-not-ready-for-daemon", "the driver answers doctor, but the daemon reports "+x.stateText(st), "the daemon asks again within 30 seconds, and the driver answers",
-			append(x.serverOf(ctx, d.Name, process{}).log(), logOf(serviceUnit))...)
+		last, set := x.configuredServer(ctx, d.Name, process{})
+		warning("driver-not-ready-for-daemon", "the driver answers doctor, but the daemon reports "+x.stateText(st)+set, "the daemon asks again within 30 seconds, and the driver answers",
+			slices.Concat(last.log(), last.revive, []Fix{logOf(serviceUnit)})...)
 	case st.Registration == status.Registered && !x.daemon.Kubelet.EndedAt.IsZero():
 	case st.Reason != "":
 		warning("registration-change-failing", "the registration is as the kubelet knows it, but the daemon reports "+safetext.Quote(st.Reason), "the daemon does what the files say; it tries again by itself",

@@ -50,6 +50,16 @@ func (x *diagnosis) serverOf(ctx context.Context, driver string, who process) se
 	return s
 }
 
+// configuredServer returns the server of a driver's socket, which does not do what it should, and
+// what the administrator's drop-ins of a unit that runs set, as the rest of a sentence.
+func (x *diagnosis) configuredServer(ctx context.Context, driver string, who process) (s server, set string) {
+	if s = x.serverOf(ctx, driver, who); s.unit == "" || s.ended != "" {
+		return s, s.ended
+	}
+	set, s.revive = x.dropIns(ctx, s.unit)
+	return s, set
+}
+
 // lastServer returns who served a driver's socket last. The daemon only says which of those it was
 // that can be: a unit whose files name the socket, or a pod whose directory the kubelet has.
 func (x *diagnosis) lastServer(ctx context.Context, driver string) (s server) {
