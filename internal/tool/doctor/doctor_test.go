@@ -779,22 +779,27 @@ func TestSocketIsTheDirectory(t *testing.T) {
 
 // The line of a program's configuration that its error is about, and a required unit that failed.
 func TestWhereAnErrorComesFrom(t *testing.T) {
-	n := newNode(t)
-	n.remove(n.path("proc/812"))
-	n.write("etc/kubernetes/kubelet.yaml", "kind: KubeletConfiguration\nfeatureGates:\n  OldGateOfLastYear: true\n")
-	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
-		"ExecStart": "{ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet --config=/etc/kubernetes/kubelet.yaml --v=2 ; }", "journal": "panic: unrecognized feature gate: OldGateOfLastYear"}
-	f, _ := finding(n.examine(), "no-kubelet")
-	if !strings.Contains(f.Found, "; /etc/kubernetes/kubelet.yaml:3 has OldGateOfLastYear") || !strings.Contains(lines(f.Fix), "# correct /etc/kubernetes/kubelet.yaml:3, which has OldGateOfLastYear\n") {
-		t.Errorf("%+v", f)
+	for why, place := range map[string]string{
+		"panic: unrecognized feature gate: OldGateOfLastYear":                                                                                          "/etc/kubernetes/kubelet.yaml:3, which has OldGateOfLastYear",
+		`"command failed" err="cannot unmarshal string into Go struct field KubeletConfiguration.evictionHard of type map[string]string"`:              "/etc/kubernetes/kubelet.yaml:4, which has evictionHard",
+		`"command failed" err="invalid kubeconfig: error loading config file \"/etc/kubernetes/kubeconfig\": yaml: line 3: did not find expected ','"`: "/etc/kubernetes/kubeconfig:3",
+	} {
+		n := newNode(t)
+		n.remove(n.path("proc/812"))
+		n.write("etc/kubernetes/kubelet.yaml", "kind: KubeletConfiguration\nfeatureGates:\n  OldGateOfLastYear: true\nevictionHard: 10%\n")
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
+			"ExecStart": "{ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet --config=/etc/kubernetes/kubelet.yaml --v=2 ; }", "journal": why}
+		if f, _ := finding(n.examine(), "no-kubelet"); !strings.Contains(f.Found, "; see "+place) || !strings.Contains(lines(f.Fix), "# correct "+place+"\n") {
+			t.Errorf("%+v", f)
+		}
 	}
 
-	n = newNode(t)
+	n := newNode(t)
 	n.driver.stop()
 	n.write("etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
 	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "Requires": "san.service", "journal": "Dependency failed for csi-nfs.service"}
 	n.units["san.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "5", "journal": "error: no target answers"}
-	f, _ = finding(n.examine(), "driver-socket-missing")
+	f, _ := finding(n.examine(), "driver-socket-missing")
 	if !strings.Contains(f.Found, `, which requires san.service, and that has failed: "error: no target answers"`) || !strings.Contains(lines(f.Fix), "\nsystemctl restart san.service\n") {
 		t.Errorf("%+v", f)
 	}

@@ -58,8 +58,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if why != "" {
 		text += ": " + safetext.Quote(why)
 	}
-	if place, word := x.inConfig(ctx, p["ExecStart"], why); place != "" {
-		text, fix = text+"; "+place+" has "+safetext.Word(word), append(fix, note("correct %s, which has %s", place, safetext.ShellWord(word)))
+	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" {
+		text, fix = text+"; see "+place, append(fix, note("correct %s", place))
 	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
 		if who := x.holder(ctx, port[1]); who.pid > 0 {
@@ -87,23 +87,32 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	return safetext.Clean(text, maxText), fix
 }
 
-// inConfig returns the line of a program's configuration file with the longest word that an error
-// repeats, as FILE:LINE, and that word; empty if there is none.
-func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place, word string) {
+// inConfig returns the line of a YAML file that an error is about, as FILE:LINE: the one that it
+// gives, or that of a program's configuration file with the longest word that the error repeats,
+// with that word; empty if there is none.
+func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place string) {
 	file := configFlag.FindStringSubmatch(execStart)
-	if file == nil {
-		return "", ""
+	if at := yamlLine.FindStringSubmatch(why); at != nil {
+		return safetext.ShellWord(at[1]) + ":" + at[2]
 	}
+	if file == nil {
+		return ""
+	}
+	longest := 7
 	text, _ := look(ctx, x, file[1], func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file[1]), maxProcFile) })
 	for i, line := range strings.Split(string(text), "\n") {
 		for _, w := range configWord.FindAllString(line, -1) {
-			if len(w) > max(len(word), 7) && strings.Contains(why, w) {
-				place, word = fmt.Sprintf("%s:%d", safetext.ShellWord(file[1]), i+1), w
+			if len(w) > longest && strings.Contains(why, w) && !strings.HasPrefix(line, "kind:") {
+				place, longest = fmt.Sprintf("%s:%d, which has %s", safetext.ShellWord(file[1]), i+1, safetext.ShellWord(w)), len(w)
 			}
 		}
 	}
-	return place, word
+	return place
 }
+
+// yamlLine matches a file, and its line, in an error of the kubelet about a syntax error. It counts
+// from 1.
+var yamlLine = regexp.MustCompile(`(/[\w./-]+)[\\"]*,?:? .*yaml: line ([0-9]+): `)
 
 var configFlag = regexp.MustCompile(`--?config[= ]([^ ;]+)`)
 var configWord = regexp.MustCompile(`[\w./:-]+[\w]`)
