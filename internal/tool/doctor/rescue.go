@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"csi-registrar/internal/node/volumes"
@@ -91,13 +93,17 @@ func (x *diagnosis) rescue(ctx context.Context, all []misplaced, repair []Fix, i
 		fix, repair = append(fix, repair...), nil
 	}
 	fix = append(fix, systemctl("stop", x.kubelet.service()))
+	_, noCrictl := exec.LookPath("crictl")
 	var stopped []string
 	for _, w := range all {
 		for _, m := range w.pods {
 			p, _ := x.process(ctx, m.pid)
+			pid := strconv.Itoa(m.pid)
 			switch {
-			case p.container == "":
-				fix = append(fix, note("stop the container of the process %d", m.pid))
+			case p.container == "" || noCrictl != nil:
+				// The first process of a container ignores signals that it does not handle.
+				fix = append(fix, note("end the container of process %s, which only the kubelet starts again", pid), run("kill", pid),
+					run("timeout", "30", "tail", "--pid="+pid, "-f", "/dev/null"), run("kill", "-KILL", pid))
 			case !slices.Contains(stopped, p.container):
 				stopped = append(stopped, p.container)
 				fix = append(fix, run("crictl", "stop", "--timeout", "30", p.container))
@@ -110,10 +116,14 @@ func (x *diagnosis) rescue(ctx context.Context, all []misplaced, repair []Fix, i
 			continue
 		}
 		to := savedIn(w.Volume)
-		if w.Mounted {
-			fix = append(fix, run("umount", w.Target))
+		// The pod of a volume that was saved may write there still.
+		if len(w.pods) == 0 || slices.ContainsFunc(w.pods, func(m podMount) bool { return !strings.Contains(m.Root+"/", to+"/") }) {
+			if w.Mounted {
+				fix = append(fix, run("umount", w.Target))
+			}
+			fix = append(fix, run("mkdir", "-p", "-m", "700", to), run("find", w.Target, "-maxdepth", "0", "-not", "-empty", "-exec", "mv", "--backup=numbered", "-t", to, "{}", "+"),
+				run("mkdir", "-p", "-m", "750", w.Target))
 		}
-		fix = append(fix, run("mkdir", "-p", "-m", "700", to), run("mv", "-n", w.Target, to), run("mkdir", "-m", "750", w.Target))
 		namespace, name := x.podName(ctx, w.Pod)
 		last = append(last, note("where kubectl works: kubectl -n %s delete pod %s, then copy %s into the volume of the new pod", safetext.ShellWord(namespace), safetext.ShellWord(name), safetext.ShellWord(to)))
 	}
