@@ -670,9 +670,9 @@ func TestPodsThatWait(t *testing.T) {
 		"by the files":     {"", true, 2 * time.Minute, false, "pods wait for a volume: 0123, for 2m0s, NodePublishVolume without an answer"},
 		"mounted since":    {failed, true, 0, true, ""},
 		"no error":         {"MountVolume started for volume \"pv\" " + unique, false, 0, false, ""},
-		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"inline":           {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), true, 0, false, `db (0123), "NodePublishVolume of an inline volume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"another's pod":    {strings.ReplaceAll(failed, "0123", "0124"), false, 0, false, ""},
-		"inline, no files": {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
+		"inline, no files": {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), false, 0, false, `db (0123), "NodePublishVolume of an inline volume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"no attachment":    {strings.ReplaceAll(failed, "DeadlineExceeded", "volumeattachments x not found"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = volumeattachments x not found desc = context deadline exceeded"`},
 		"a pod that waits": {`E1126 01:02:03.000004     812 pod_workers.go:1324] "Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded" pod="default/db" podUID="0123"`, false, 0, false, `default/db (0123), "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"`},
 		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},
@@ -692,7 +692,7 @@ func TestPodsThatWait(t *testing.T) {
 		if ok != (c.want != "") || !strings.HasSuffix(f.Found, c.want) || r.Healthy == ok || len(r.Findings) > 1 {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
-		if log := lines(f.Fix); ok && (strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") == (what == "no attachment") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
+		if log := lines(f.Fix); ok && (strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") == (what == "no attachment" || what == "a pod that waits") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
 			!strings.HasSuffix(log, " see trace.md:\n# csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
 				"\n# if the driver hangs, and volumes that are mounted survive its restart:\n# systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)
@@ -721,6 +721,52 @@ func TestPodsThatWaitForAnother(t *testing.T) {
 		if f.ID != "pods-waiting" || (f.Driver == driver) != (driver == "other.example") || !strings.Contains(f.Found, `db (0123), "MountVolume.SetUp failed: kubernetes.io/csi: driver not found"`) {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// An error about an object of Kubernetes has the command that shows it, and not the driver's log.
+func TestPodsThatWaitForAnObject(t *testing.T) {
+	const volume, inline, other = name + "^v", "0123-pv", "configmap/0123-pv"
+	const refused = `rpc error: code = InvalidArgument desc = `
+	for _, c := range []struct{ operation, volume, err, want string }{
+		{"MountVolume.SetUp", volume, `fetching NodePublishSecretRef shop/creds failed: kubernetes.io/csi: failed to find the secret creds in the namespace shop with error: secrets \"creds\" not found`, "get secret -n shop creds"},
+		{"MountVolume.NodeAffinity check", volume, "no matching NodeSelectorTerms", "describe pv/pv node/"},
+		{"MountVolume.WaitForAttach", volume, `volume v has GET error for volume attachment csi-01: volumeattachments.storage.k8s.io \"csi-01\" not found`, "get csidriver/" + name + " volumeattachments -o yaml"},
+		{"MountVolume.SetUp", inline, `kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode \"Ephemeral\" not supported by driver x (no CSIDriver object)`, "get csidriver/" + name + " -o yaml"},
+		{"MountVolume.SetUp", volume, `kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: serviceaccounts \"app\" not found`, "get csidriver/" + name + " -o yaml"},
+		{"MountVolume.SetUp", other, `configmap \"settings\" not found`, "get configmap -A --field-selector metadata.name=settings"},
+		{"MountVolume.SetUp", inline, refused + "no pod name", "get csidriver/" + name + " -o yaml\n"},
+		{"MountVolume.MountDevice", volume, refused + "no volume", "get pv/pv csidriver/" + name + " -o yaml\n"},
+		{"", "", "error processing PVC shop/data: PVC is not bound", "describe -n shop pvc/data"},
+		{"", "", "error processing PVC shop/data: found PV object pv-1 but its pv.Spec.ClaimRef.UID a does not point to claim.UID b", "get -n shop pvc/data pv/pv-1 -o yaml"},
+		{"", "", "context deadline exceeded", "get events -A --field-selector involvedObject.uid=0123\n"},
+	} {
+		n := newNode(t)
+		n.mkdir(n.path("kubelet/pods/0123"), 0o755)
+		line := `Error: ` + c.operation + ` failed for volume \"pv\" (UniqueName: \"kubernetes.io/csi/` + c.volume + `\") pod \"db\" (UID: \"0123\") : ` + c.err + `"`
+		if c.operation == "" {
+			line = `"Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: ` + c.err + `" pod="default/db" podUID="0123"`
+		}
+		n.units["kubelet.service"] = map[string]string{"journal": "E1126 01:02:03.000004     812 x.go:1] " + strings.Replace(line, "csi/configmap/", "configmap/", 1)}
+		f, _ := finding(n.examine(), "pods-waiting")
+		fix := lines(f.Fix)
+		if !strings.Contains(fix+"\n", "\n# kubectl "+c.want) || strings.Contains(fix, "trace") != strings.HasSuffix(c.want, "\n") || (f.Driver == "") != (c.volume == other) {
+			t.Errorf("%s: %s: %+v\n%s", c.operation, c.err, f, fix)
+		}
+	}
+}
+
+// A volume that cannot be unstaged belongs to no pod.
+func TestUnstageFails(t *testing.T) {
+	n := newNode(t)
+	n.mkdir(n.path("kubelet/pods"), 0o755)
+	n.units["kubelet.service"] = map[string]string{"journal": `E1126 01:02:03.000004     812 x.go:1] Operation failed. Error: UnmountDevice failed for volume "pv" (UniqueName: "kubernetes.io/csi/` + name + `^v") on node "node" : kubernetes.io/csi: attacher.UnmountDevice failed: rpc error: code = Internal desc = busy`}
+	if r := n.examine(); len(r.Findings) > 0 {
+		t.Errorf("unstaged meanwhile: %+v", r.Findings)
+	}
+	n.volume(stagedVolume, volData, 0)
+	if f, _ := finding(n.examine(), "pods-waiting"); f.Driver != name || !strings.Contains(f.Found, `: volume (v), "NodeUnstageVolume: kubernetes.io/csi: attacher.UnmountDevice failed: rpc error: code = Internal desc = busy"`) {
+		t.Errorf("%+v", f)
 	}
 }
 

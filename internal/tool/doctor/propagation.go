@@ -56,7 +56,7 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 			"the kubelet and each container of the pod have the driver's mount", x.rescue(ctx, wrong, repair, who.inPod)...)
 		return
 	}
-	var pods []string
+	var pods []podWait
 	ran := x.runsFor(who.pid)
 	for _, w := range x.waiting {
 		// The kubelet tries again within 2 minutes of an error of an earlier process.
@@ -71,14 +71,7 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
 				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server{unit: who.unit}.start()[0]))
 		}
-		switch text := some(pods); {
-		case strings.Contains(text, "volumeattachments"), strings.Contains(text, "volume mode"):
-			const object = "where kubectl works, correct the CSIDriver object: attachRequired is false unless an external-attacher runs, volumeLifecycleModes has the mode of the volume"
-			fix = append([]Fix{note(object), optional(run("kubectl", "get", "csidriver", d.Name, "-o", "yaml"))}, fix...)
-		case strings.Contains(text, "no space left"):
-			fix = append([]Fix{note("make room on the file system that the error names"), run("df", "-h")}, fix...)
-		}
-		x.finding(d.Name, "volumes", "pods-waiting", "pods wait for a volume: "+some(pods)+set, "it is mounted within a minute", fix...)
+		x.podsWait(d.Name, pods, set, fix)
 	}
 }
 

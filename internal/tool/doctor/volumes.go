@@ -95,24 +95,27 @@ func (x *diagnosis) podRuns(pod string) bool {
 
 // podWait is a pod that waits for a volume to be mounted or, with unmount, unmounted.
 type podWait struct {
-	pod, driver, handle string // no driver: an inline volume, or not known
+	pod, driver, handle string // no driver: an inline volume, or not known; no pod: a staged volume
+	pv                  string // empty: none, or not known
 	text                string
 	at                  time.Time // of the kubelet's error; zero: a call that has not ended
 	unmount, mounted    bool
 }
 
-// Errors of the kubelet about the volumes of a pod (kubelet v1.37): of one operation, whose volume
-// has the pod and its own name in place of a driver if it is inline, and of a pod that waited for
-// 2 minutes.
+// Errors of the kubelet about volumes (kubelet v1.37): of one operation, whose volume has the pod
+// and its own name in place of a driver if it is inline, and of a pod that waited for 2 minutes.
 var (
-	failedOperation = regexp.MustCompile(`Error: (.*?) for volume .*?\(UniqueName: \\*"kubernetes\.io/csi/(?:([^\\"^]+)\^)?([^\\"]*)\\*"\) pod \\*"([^\\"]+)\\*" \(UID: \\*"([\w-]+)\\*"\)[ :]*(.*)`)
-	failedPod       = regexp.MustCompile(`(unmounted volumes=.*?)\\*" pod=\\*"([^\\"]+)\\*" podUID=\\*"([\w-]+)\\*"`)
-	klogTime        = regexp.MustCompile(`\b[EF]([0-9]{4} [0-9:]{8})\.`)
+	failedOperation = regexp.MustCompile(`Error: (.*?) for volume \\*"([^\\"]*)\\*" \(UniqueName: \\*"kubernetes\.io/([\w-]+)/(?:([^\\"^]+)\^)?([^\\"]*)\\*"\) ` +
+		`(?:pod \\*"([^\\"]+)\\*" \(UID: \\*"([\w-]+)\\*"\)|on node \S+)[ :]*(.*)`)
+	failedPod = regexp.MustCompile(`(unmounted volumes=.*?)\\*" pod=\\*"([^\\"]+)\\*" podUID=\\*"([\w-]+)\\*"`)
+	klogTime  = regexp.MustCompile(`\b[EF]([0-9]{4} [0-9:]{8})\.`)
 )
 
 // calls are the calls to a driver, by the operation of the kubelet.
-var calls = map[string]string{"MountVolume.SetUp failed": "NodePublishVolume", "MountVolume.MountDevice failed": "NodeStageVolume",
-	"UnmountVolume.TearDown failed": "NodeUnpublishVolume"}
+var calls = map[string]string{"MountVolume.MountDevice failed": "NodeStageVolume", "MapVolume.SetUpDevice failed": "NodeStageVolume",
+	"MountVolume.SetUp failed": "NodePublishVolume", "MapVolume.MapPodDevice failed": "NodePublishVolume",
+	"UnmountVolume.TearDown failed": "NodeUnpublishVolume", "UnmapVolume.UnmapPodDevice failed": "NodeUnpublishVolume",
+	"UnmountDevice failed": "NodeUnstageVolume", "UnmapDevice.TearDownDevice failed": "NodeUnstageVolume"}
 
 // failedMounts returns the pods with a volume that the running kubelet could not mount or unmount
 // in the last minutes, with its last error. It has no files about them: it removes those that it
@@ -126,11 +129,16 @@ func (x *diagnosis) failedMounts(ctx context.Context) (all []podWait) {
 		pod, why := "", ""
 		if m := failedOperation.FindStringSubmatch(line); m != nil {
 			call := calls[m[1]]
-			if !strings.Contains(m[6], "rpc error: ") {
+			if !strings.Contains(m[8], "rpc error: ") {
 				call = ""
+			} else if m[5] == m[7]+"-"+m[2] {
+				call += " of an inline volume"
 			}
-			pod, why = m[4], cmp.Or(call, m[1])+": "+strings.TrimSuffix(m[6], `"`)
-			w = podWait{pod: m[5], driver: m[2], handle: m[3], unmount: strings.HasPrefix(m[1], "Unmount")}
+			pod, why = cmp.Or(m[6], "volume"), cmp.Or(call, m[1])+": "+strings.TrimSuffix(m[8], `"`)
+			w = podWait{pod: m[7], driver: m[4], handle: m[5], pv: m[2], unmount: strings.HasPrefix(m[1], "Un") || m[7] == ""}
+			if m[3] != "csi" {
+				w.driver = "kubernetes.io/" + m[3]
+			}
 		} else if m := failedPod.FindStringSubmatch(line); m != nil {
 			pod, why, w.pod = m[2], m[1], m[3]
 		}
@@ -138,14 +146,16 @@ func (x *diagnosis) failedMounts(ctx context.Context) (all []podWait) {
 		_, gone := x.stat(ctx, dir)
 		_, starts := x.stat(ctx, filepath.Join(dir, "containers")) // the pod's volumes are mounted
 		known := func(o podWait) bool { return o.pod == w.pod && (o.handle == w.handle || w.handle == "") }
-		if w.pod == "" || gone != nil || w.handle == "" && starts == nil || slices.ContainsFunc(all, known) {
+		ofCSI := w.handle != "" && !strings.Contains(w.driver, "/")
+		if pod == "" || gone != nil || !ofCSI && starts == nil || slices.ContainsFunc(all, known) {
 			continue
 		}
 		if at := klogTime.FindStringSubmatch(line); at != nil {
 			w.at, _ = time.ParseInLocation("20060102 15:04:05", strconv.Itoa(time.Now().Year())+at[1], time.Local)
 		}
-		w.text = fmt.Sprintf("%s (%s), %s", safetext.Word(pod), safetext.Word(w.pod), safetext.Quote(why))
-		all = append(all, w)
+		w.text = fmt.Sprintf("%s (%s), %s", safetext.Word(pod), safetext.Word(cmp.Or(w.pod, w.handle)), safetext.Quote(why))
+		// The reason why a pod waited says more than that it did.
+		all = append(slices.DeleteFunc(all, func(o podWait) bool { return o.pod == w.pod && o.handle == "" }), w)
 	}
 	return all
 }
@@ -159,7 +169,7 @@ func (x *diagnosis) waitingForOthers(ctx context.Context) {
 			enabled = append(enabled, d.Name)
 		}
 	}
-	others := map[string][]string{}
+	others := map[string][]podWait{}
 	for i := range x.waiting {
 		w := &x.waiting[i]
 		named := slices.IndexFunc(enabled, func(name string) bool { return strings.Contains(w.text, name) })
@@ -173,12 +183,75 @@ func (x *diagnosis) waitingForOthers(ctx context.Context) {
 			w.driver = ""
 		}
 		if !slices.Contains(enabled, w.driver) && x.selected(w.driver) {
-			others[w.driver] = append(others[w.driver], w.text)
+			others[w.driver] = append(others[w.driver], *w)
 		}
 	}
 	for _, name := range sortedKeys(others) {
-		x.finding(name, "volumes", "pods-waiting", "pods wait for a volume: "+some(others[name]), "it is mounted within a minute", x.volumeLog())
+		x.podsWait(name, others[name], "", []Fix{x.volumeLog()})
 	}
+}
+
+// podsWait reports pods that wait for volumes of a driver. The lines of fix are about the driver,
+// for errors that no object of Kubernetes explains.
+func (x *diagnosis) podsWait(driver string, all []podWait, set string, fix []Fix) {
+	var texts []string
+	var objects []Fix
+	byDriver := false
+	for _, w := range all {
+		texts = append(texts, w.text)
+		o := x.object(w)
+		byDriver = byDriver || o == nil || strings.Contains(w.text, "rpc error: ") || strings.Contains(w.text, "deadline exceeded")
+		if len(objects) < 10 && !strings.Contains(fmt.Sprint(objects), strings.Trim(fmt.Sprint(o), "[]")) {
+			objects = append(objects, o...)
+		}
+	}
+	slices.Sort(texts)
+	if strings.Contains(some(texts), "no space left") {
+		fix = append([]Fix{note("make room on the file system that the error names"), run("df", "-h")}, fix...)
+	}
+	if !byDriver {
+		fix, set = nil, ""
+	}
+	x.finding(driver, "volumes", "pods-waiting", "pods wait for a volume: "+some(texts)+set, "it is mounted within a minute", append(objects, fix...)...)
+}
+
+// causes are errors of the kubelet (v1.37), or of a driver, about objects of Kubernetes: what must
+// be right, and how to see it. NAME matches a name; DRIVER, PV, NODE and UID are those of the pod.
+var causes = []struct{ pattern, right, show string }{
+	{`find the secret NAME in the namespace NAME with`, "create the Secret, or correct its name in the PersistentVolume and the StorageClass", "get secret -n $2 $1"},
+	{`processing PVC NAME/NAME: .*PV (?:object )?NAME `, "the PersistentVolume must exist, and its claimRef be this claim, with its UID", "get -n $1 pvc/$2 pv/$3 -o yaml"},
+	{`processing PVC NAME/NAME: `, "the claim must exist, be bound, and not be deleted", "describe -n $1 pvc/$2"},
+	{`NodeAffinity check failed`, "nodeAffinity of the PersistentVolume must match the labels of this Node, or the pod belongs on another one", "describe pv/PV node/NODE"},
+	{`olume attachment|VolumeAttachment|volumeattachments|not attached|external-attacher|in node's status`,
+		"attachRequired of the CSIDriver must be false, unless an external-attacher runs, whose log says more", "get csidriver/DRIVER volumeattachments -o yaml"},
+	{`volume mode|lifecycle mode|f?[sS]Group|accoount token`,
+		"volumeLifecycleModes, fsGroupPolicy and tokenRequests of the CSIDriver must be those of the driver", "get csidriver/DRIVER -o yaml"},
+	{`([a-z]+(?:\.[a-z0-9.]+)?) \\*"NAME\\*" (?:not found|is forbidden)`, "the object must exist, and the Node be allowed to read it", "get $1 -A --field-selector metadata.name=$2"},
+	{`an inline volume: rpc error: code = (?:NotFound|Inv|Failed|Unimpl|Perm|Unauth)`, "the CSIDriver must have podInfoOnMount: true, if the driver needs it, and the pod the right volumeAttributes",
+		"get csidriver/DRIVER -o yaml"},
+	{`rpc error: code = (?:NotFound|Inv|Failed|Unimpl|Perm|Unauth|OutOf)|rpc error: .*(?:option|fs ?type)`,
+		"the PersistentVolume must have the right volumeHandle, volumeAttributes, mountOptions, fsType and accessModes, and the CSIDriver podInfoOnMount and tokenRequests, if the driver needs them",
+		"get pv/PV csidriver/DRIVER -o yaml"},
+	{`unmounted volumes=`, "the events of the pod say more", "get events -A --field-selector involvedObject.uid=UID"},
+}
+
+// object shows the object of Kubernetes that an error is about; nil if there is none.
+func (x *diagnosis) object(w podWait) []Fix {
+	for _, c := range causes {
+		pattern := regexp.MustCompile(strings.ReplaceAll(c.pattern, "NAME", `([a-z0-9][a-z0-9.-]*)`))
+		m := pattern.FindStringSubmatchIndex(w.text)
+		if m == nil {
+			continue
+		}
+		show := c.show
+		if isNodeName(w.pv) {
+			show = strings.Replace(show, "PV", w.pv, 1)
+		}
+		show = strings.NewReplacer("DRIVER", cmp.Or(w.driver, "DRIVER"), "NODE", x.nodeName(), "UID", w.pod).Replace(show)
+		command := strings.Fields(string(pattern.ExpandString(nil, show, w.text, m)))
+		return []Fix{note("with kubectl: %s", c.right), optional(run("kubectl", command...))}
+	}
+	return nil
 }
 
 // volumeLog shows what the kubelet logs about volumes.
@@ -222,13 +295,4 @@ func (x *diagnosis) volumesOf(driver string) int {
 		}
 	}
 	return len(handles)
-}
-
-// some formats the first ones of a list.
-func some(list []string) string {
-	const shown = 5
-	if more := len(list) - shown; more > 0 {
-		list = append(slices.Clone(list[:shown]), fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(list, ", ")
 }
