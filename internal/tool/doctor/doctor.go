@@ -39,6 +39,8 @@ type Options struct {
 	// NodeInfoTimeout is the time limit of NodeGetInfo. The kubelet's own is 2 minutes. Default
 	// 15 s.
 	NodeInfoTimeout time.Duration
+	// Recent is how old a change of a unit's files may be to be worth showing. Default 1 day.
+	Recent time.Duration
 }
 
 const (
@@ -78,6 +80,9 @@ func Run(ctx context.Context, o Options) Report {
 	}
 	if o.NodeInfoTimeout == 0 {
 		o.NodeInfoTimeout = 15 * time.Second
+	}
+	if o.Recent == 0 {
+		o.Recent = 24 * time.Hour
 	}
 	x := newDiagnosis(o)
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}}

@@ -784,6 +784,42 @@ func TestVolumeUnmountedUnderAPod(t *testing.T) {
 	}
 }
 
+// A setting in a file of the administrator is corrected there.
+func TestFileThatOverridesAnother(t *testing.T) {
+	n := newNode(t)
+	file := n.path("etc/csi-registrar/conf.d/90-old.toml")
+	n.write("etc/csi-registrar/conf.d/90-old.toml", fmt.Sprintf("# moved\n[driver.%q]\nsocket = \"/none/csi.sock\"\n", name))
+	n.mkdir(n.path("kubelet/plugins/nfs"), 0o755)
+	n.driver.stop()
+	n.driver.start(t, n.path("kubelet/plugins/nfs/csi.sock"))
+	n.restartDaemon()
+	socket := n.path("kubelet/plugins/nfs/csi.sock")
+	f := n.examine().Findings[0]
+	if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, "the driver listens on "+socket+", and socket is set in "+file+":3") ||
+		lines(f.Fix) != "sed -i '3s|.*|socket = \""+socket+"\"|' "+file+"\ncsi-registrar reload" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Files that changed shortly before a unit failed are named: those of the unit, and those that they
+// name.
+func TestFilesThatChanged(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	n.write("etc/default/kubelet", "ARGS=--config=/etc/kubernetes/kubelet.yaml --log-file=/etc/none\n")
+	n.write("etc/kubernetes/kubelet.yaml", "tlsCertFile: /etc/pki/kubelet.crt\n")
+	n.write("etc/pki/kubelet.crt", "")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "Result": "exit-code", "UnitFileState": "enabled",
+		"FragmentPath": "/usr/lib/systemd/system/kubelet.service", "EnvironmentFiles": "/etc/default/kubelet (ignore_errors=yes)", "journal": "error: x"}
+	if f := n.examine().Findings[0]; strings.Contains(f.Found, "changed last") {
+		t.Errorf("%+v", f)
+	}
+	n.recent = time.Hour
+	if f := n.examine().Findings[0]; f.ID != "no-kubelet" || !regexp.MustCompile(`; the files that changed last are /etc/\S+ \(0s ago\), /etc/\S+ \(0s ago\), /etc/\S+ \(0s ago\)$`).MatchString(f.Found) || !strings.Contains(f.Found, " /etc/pki/kubelet.crt (") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A drop-in of the socket unit moved the control socket: commands do not look for it elsewhere.
 func TestControlSocketElsewhere(t *testing.T) {
 	n := newNode(t)

@@ -3,7 +3,9 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -13,6 +15,7 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/tool/supervise"
 )
 
@@ -99,8 +102,7 @@ func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place 
 		return ""
 	}
 	longest := 7
-	text, _ := look(ctx, x, file[1], func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file[1]), maxProcFile) })
-	for i, line := range strings.Split(string(text), "\n") {
+	for i, line := range strings.Split(string(x.readFile(ctx, file[1])), "\n") {
 		for _, w := range configWord.FindAllString(line, -1) {
 			if len(w) > longest && strings.Contains(why, w) && !strings.HasPrefix(line, "kind:") {
 				place, longest = fmt.Sprintf("%s:%d, which has %s", safetext.ShellWord(file[1]), i+1, safetext.ShellWord(w)), len(w)
@@ -139,8 +141,55 @@ func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (te
 	return text, fix
 }
 
+// unitFiles returns the files of a unit, of which a later one counts, and then those of its
+// environment.
+func (x *diagnosis) unitFiles(ctx context.Context, unit string) []string {
+	p := x.show(ctx, unit, "FragmentPath", "DropInPaths", "EnvironmentFiles")
+	files := strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"])
+	for line := range strings.Lines(p["EnvironmentFiles"]) {
+		file, _, _ := strings.Cut(strings.TrimSpace(line), " (")
+		files = append(files, file)
+	}
+	return files
+}
+
+const maxFiles = 50 // files of a unit that are looked at
+
+// filePath matches a path of a file in the text of another one.
+var filePath = regexp.MustCompile(`/(?:etc|usr|opt|var/lib)/[\w./@+-]*\w`)
+
+// changed returns which files of a unit, and those that they name, such as its program and that
+// program's configuration, changed last, as the rest of a sentence.
+func (x *diagnosis) changed(ctx context.Context, unit string) string {
+	files := append(x.unitFiles(ctx, unit), x.config.Files...)
+	times := map[string]int64{}
+	for i := 0; i < len(files) && i < maxFiles; i++ {
+		at, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, files[i]))
+		if errors.As(err, new(*worker.NotAnswering)) {
+			break
+		}
+		if err != nil || !at.IsRegular() {
+			continue
+		}
+		if time.Since(time.Unix(0, at.Changed)) < x.o.Recent {
+			times[files[i]] = at.Changed
+		}
+		if content := x.readFile(ctx, files[i]); !strings.HasPrefix(string(content), "\x7fELF") {
+			files = append(files, filePath.FindAllString(string(content), maxFiles)...)
+		}
+	}
+	var shown []string
+	for _, file := range slices.SortedFunc(maps.Keys(times), func(a, b string) int { return cmp.Compare(times[b], times[a]) }) {
+		shown = append(shown, fmt.Sprintf("%s (%v ago)", safetext.Word(file), time.Since(time.Unix(0, times[file])).Round(time.Second)))
+	}
+	if len(shown) == 0 {
+		return ""
+	}
+	return "; the files that changed last are " + strings.Join(shown[:min(len(shown), 3)], ", ")
+}
+
 // young is for how long a process that systemd has started again and again counts as one that will
-// end, too.
+// end, too, unless it lives longer than those before it did.
 const young = 15 * time.Second
 
 // restarts returns how often systemd has started the unit of a process again that is young or not

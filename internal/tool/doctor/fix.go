@@ -207,8 +207,8 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
 	}
 	for _, file := range strings.Fields(p["DropInPaths"]) {
-		text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		if err != nil || ofPackage(file) || aside && file == rootdir.DropInFile {
+		text := x.readFile(ctx, file)
+		if text == nil || ofPackage(file) || aside && file == rootdir.DropInFile {
 			continue
 		}
 		var directives []string
@@ -228,7 +228,7 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 	if len(fix) > 0 {
 		fix = append(fix, run("systemctl", "daemon-reload"))
 	}
-	return set, fix
+	return set + x.changed(ctx, unit), fix
 }
 
 // ofPackage reports whether a unit file is a package's. Debian 12 names those in /usr/lib by /lib.
@@ -243,10 +243,8 @@ func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, 
 	if unit == "" {
 		return "", ""
 	}
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
-	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
-		data, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		for i, l := range strings.Split(string(data), "\n") {
+	for _, file := range x.unitFiles(ctx, unit) {
+		for i, l := range strings.Split(string(x.readFile(ctx, file)), "\n") {
 			if strings.Contains(l, text) {
 				place, line = fmt.Sprintf("%s:%d", safetext.ShellWord(file), i+1), l
 			}

@@ -53,6 +53,7 @@ type node struct {
 	regs    map[string]func() // close the registration sockets
 	refuse  string            // the kubelet's error for every driver
 	holdReg bool              // the daemon publishes nothing
+	recent  time.Duration     // Options.Recent
 }
 
 // once is the Hints of a driver that is queried once.
@@ -97,7 +98,7 @@ func (u units) Journal(_ context.Context, unit string, args ...string) []string 
 func newNode(t *testing.T) *node {
 	t.Helper()
 	root := fake.ShortDir(t)
-	n := &node{t: t, root: root, rootDir: filepath.Join(root, "kubelet"), regs: map[string]func(){}}
+	n := &node{t: t, root: root, rootDir: filepath.Join(root, "kubelet"), regs: map[string]func(){}, recent: 1}
 	t.Cleanup(func() {
 		n.stopDaemon()
 		n.driver.stop()
@@ -325,7 +326,7 @@ func (n *node) source() config.Source { return config.Source{Root: n.root} }
 // examine runs doctor.
 func (n *node) examine(drivers ...string) Report {
 	n.t.Helper()
-	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: n.limit()})
+	return Run(n.t.Context(), Options{Source: config.Source{Root: n.root}, Drivers: drivers, Units: n.units, Root: n.root, NodeInfoTimeout: n.limit(), Recent: n.recent})
 }
 
 // follow applies a fix. It runs commands on files and simulates those of systemd, the daemon and

@@ -93,6 +93,15 @@ func readSome(file string, limit int64) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, limit))
 }
 
+// readFile returns the beginning of a file of the node; nil if it cannot be read.
+func (x *diagnosis) readFile(ctx context.Context, file string) []byte {
+	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
+	if err != nil {
+		return nil
+	}
+	return text
+}
+
 // statusOf returns the words of a line in /proc/PID/status.
 func statusOf(status, name string) []string {
 	for line := range strings.Lines(status) {

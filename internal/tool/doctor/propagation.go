@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -246,11 +245,9 @@ func (x *diagnosis) namespaceSettings(ctx context.Context, unit string) (found, 
 	if !strings.HasSuffix(unit, ".service") {
 		return nil, nil
 	}
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
 	set := map[string]string{}
-	for _, file := range strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"]) {
-		text, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(filepath.Join("/", x.o.Source.Root, file), maxProcFile) })
-		for line := range strings.Lines(string(text)) {
+	for _, file := range x.unitFiles(ctx, unit) {
+		for line := range strings.Lines(string(x.readFile(ctx, file))) {
 			line = strings.TrimSpace(line)
 			key, value, _ := strings.Cut(line, "=")
 			if slices.Contains([]string{"", "no", "false", "off", "0", "default", "all", "shared"}, value) {
