@@ -267,7 +267,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.remove(n.path("etc/csi-registrar/conf.d/10-nfs.toml"))
 				n.driver.restart(t)
 			}},
-		{what: "disabled", named: true, step: "configuration", id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "99-doctor-",
+		{what: "disabled", named: true, step: "configuration", id: "driver-disabled", found: "it is disabled: enabled = false in ", fix: "sed -i '2s|.*|enabled = true|' ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/60-nfs.toml", fmt.Sprintf("[driver.%q]\nenabled = false\n", name))
 				n.restartDaemon()
@@ -854,7 +854,7 @@ func TestSocketIsTheDirectory(t *testing.T) {
 	n := newNode(t)
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, filepath.Dir(n.socket())))
 	f := n.examine().Findings[0]
-	if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, " is a directory, not a socket; the driver listens on "+n.socket()) || !strings.Contains(lines(f.Fix), "socket = \""+n.socket()) {
+	if f.ID != "driver-socket-missing" || !strings.HasSuffix(f.Found, " is a directory, not a socket; the driver listens on "+n.socket()+", and socket is set in "+n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml:2")) || !strings.Contains(lines(f.Fix), "socket = \""+n.socket()) {
 		t.Errorf("%+v", f)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -141,8 +142,10 @@ const dropInPrefix = "99-doctor-"
 // the file; origin is the place where the key is set now.
 func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	file := filepath.Join(x.confDir(), dropInPrefix+what+".toml")
-	now, _, _ := strings.Cut(origin, ".toml:")
+	now, number, _ := strings.Cut(origin, ".toml:")
 	switch {
+	case path.Dir(now) == x.confDir() && plainSetting.MatchString(line):
+		return []Fix{run("sed", "-i", number+"s|.*|"+line+"|", now+".toml")}
 	case x.o.Source.File != "":
 		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(x.o.Source.File))}
 	case strings.ContainsFunc(line, unicode.IsControl):
@@ -152,6 +155,9 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	}
 	return []Fix{run("mkdir", "-p", x.confDir()), write(file, table, line)}
 }
+
+// plainSetting matches a line of a configuration with nothing that is special for sed.
+var plainSetting = regexp.MustCompile(`^\w+ = [\w"./:-]+$`)
 
 // setDriverKey sets a key of a driver.
 func (x *diagnosis) setDriverKey(driver, key, value string) []Fix {

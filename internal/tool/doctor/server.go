@@ -180,7 +180,7 @@ const (
 func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, last server) {
 	expected := "the driver runs and creates its socket there"
 	if other := x.nearby(ctx, d); other != "" && other != d.Socket {
-		x.finding(d.Name, "socket", "driver-socket-missing", found+"; the driver listens on "+safetext.Word(other), expected,
+		x.finding(d.Name, "socket", "driver-socket-missing", found+"; the driver listens on "+safetext.Word(other)+", and socket is set in "+x.origin(d.Name, "socket"), expected,
 			x.setDriverKey(d.Name, "socket", safetext.Quote(other))...)
 		return
 	}
