@@ -1046,14 +1046,14 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 		want              bool
 	}{
 		{3, 3, "active", true}, {14, 9, "active", true}, {16, 9, "active", false}, {3, 2, "active", false},
-		{60, 1, "activating", true}, {3, 0, "activating", false}, {7, 0, "activating", true},
+		{8, 22, "active", false}, {60, 1, "activating", true}, {3, 0, "activating", false}, {7, 0, "activating", true},
 	} {
 		n := newNode(t)
 		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
 		n.write("proc/uptime", "1000.00 1.00\n")
 		n.write(fmt.Sprintf("proc/%d/stat", os.Getpid()), fmt.Sprintf("1 (nfs) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-c.seconds)*100))
 		n.write(file, "[Service]\nRuntimeMaxSec=5\n")
-		n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": c.state, "NRestarts": strconv.Itoa(c.restarts), "DropInPaths": file, "journal": "fatal error: x"}
+		n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": c.state, "NRestarts": strconv.Itoa(c.restarts), "DropInPaths": file, "journal": strings.Repeat("csi-nfs.service: Scheduled restart job, restart counter is at 1.\n", c.restarts/3) + "fatal error: x"}
 		f, found := finding(n.examine(), "driver-unit-restarting")
 		if found != c.want {
 			t.Errorf("%+v: %+v", c, f)

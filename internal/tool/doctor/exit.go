@@ -201,7 +201,10 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 	}
 	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit, "NRestarts", "ActiveState", "SubState", "Type")
 	n, _ := strconv.Atoi(unit["NRestarts"])
-	endsSoon := n >= status.ManyRestarts && ran > 0 && ran < young
+	again := func() time.Duration {
+		return time.Duration(max(len(x.o.Units.Journal(ctx, p.unit, "--since=-1min", "--grep=Scheduled restart job")), 1))
+	}
+	endsSoon := n >= status.ManyRestarts && ran > 0 && ran < young && ran < (time.Minute-ran)/again()
 	notReady := unit["ActiveState"] == "activating" && (n > 0 || ran > starts)
 	if !endsSoon && !notReady {
 		return "", nil
