@@ -132,6 +132,10 @@ func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (te
 		case "not-found":
 			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
 			place, _ := x.placeInUnit(ctx, unit, required)
+			if required == controlUnit {
+				fix = append(fix, reinstall, run("systemctl", "daemon-reload"))
+				continue
+			}
 			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
 		case "masked":
 			text += ", which requires " + safetext.Word(required) + ": that is masked"

@@ -81,6 +81,9 @@ const (
 	controlUnit = "csi-registrar.socket"
 )
 
+// reinstall restores the files of the package.
+var reinstall = run("sh", "-c", "apt-get install --reinstall csi-registrar || dnf reinstall csi-registrar")
+
 // enable starts the daemon now and at each boot.
 var enable = run("systemctl", "enable", "--now", serviceUnit)
 
@@ -141,7 +144,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.checked("", "unit", Skipped, "the daemon runs, but not as %s", serviceUnit)
 	case p["LoadState"] == "not-found":
 		problem("unit-missing", "does not exist", "the package csi-registrar is installed, or its units are below /etc/systemd/system",
-			note("install the package csi-registrar"), enable)
+			reinstall, enable)
 	case p["LoadState"] != "loaded":
 		why, fix := x.repair(ctx, p["LoadError"])
 		problem("unit-not-loaded", fmt.Sprintf("cannot be loaded (%s)%s", p["LoadState"], why), "systemd understands it", fix...)
