@@ -993,6 +993,19 @@ func TestNodeOfAYoungKubelet(t *testing.T) {
 	}
 }
 
+// A kubelet that calls its Node by another name than its credentials is refused.
+func TestNodeOfAnotherName(t *testing.T) {
+	const file = "/etc/systemd/system/kubelet.service.d/name.conf"
+	n := newNode(t)
+	n.write(file, "[Service]\nEnvironment=EXTRA=--hostname-override=w-8\n")
+	n.write("proc/812/cmdline", "kubelet\x00--hostname-override=w-8\x00")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file,
+		"journal": `E1128 "Unable to register node with API server, reason is forbidden" err="nodes \"w-8\" is forbidden: node \"w-7\" is not allowed to modify node \"w-8\""`}
+	if f, _ := finding(n.examine(), "node-missing"); !strings.Contains(f.Found, "calls its Node w-8, because of Environment= in "+file+":2, and may not write it: ") || !strings.HasSuffix(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart kubelet.service") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A driver that has just started is asked by the daemon within seconds.
 func TestDriverThatHasJustStarted(t *testing.T) {
 	n := newNode(t)

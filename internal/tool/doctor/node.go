@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"path"
 	"path/filepath"
 	"slices"
@@ -110,6 +109,13 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 // starts (kubelet v1.37).
 func (x *diagnosis) nodeObject(ctx context.Context) {
 	if x.kubelet == nil {
+		return
+	}
+	unit := x.kubelet.service()
+	if last := x.kubeletErrors(ctx, time.Minute, "not allowed to modify node |only its own Node object"); len(last) > 0 {
+		_, fix := x.dropIns(ctx, unit)
+		x.finding("", "kubelet", "node-missing", "the kubelet calls its Node "+x.nodeName()+x.setBy(ctx, unit, "hostname-override")+", and may not write it: "+safetext.Quote(last[0]),
+			"the name is that of the credentials in its kubeconfig, as a rule the host name", append(fix, x.kubelet.restart())...)
 		return
 	}
 	// Within a minute of its start it may be about to create it.
@@ -291,5 +297,3 @@ func (x *diagnosis) covered(ctx context.Context) string {
 	}
 	return ""
 }
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

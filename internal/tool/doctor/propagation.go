@@ -60,10 +60,10 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 	for _, w := range x.waiting {
 		// The kubelet tries again within 2 minutes of an error of an earlier process.
 		if w.driver == d.Name && (w.at.IsZero() || ran == 0 || time.Since(w.at) < ran) {
-			pods = append(pods, w.text)
+			pods = append(pods, w)
 		}
 	}
-	if slices.Sort(pods); len(pods) > 0 {
+	if len(pods) > 0 {
 		set, fix := "", x.logs(d, who)
 		if strings.HasSuffix(who.unit, ".service") {
 			why, undo := x.blame(ctx, who.unit)
