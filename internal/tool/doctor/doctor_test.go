@@ -1001,8 +1001,17 @@ func TestNodeOfAnotherName(t *testing.T) {
 	n.write("proc/812/cmdline", "kubelet\x00--hostname-override=w-8\x00")
 	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "DropInPaths": file,
 		"journal": `E1128 "Unable to register node with API server, reason is forbidden" err="nodes \"w-8\" is forbidden: node \"w-7\" is not allowed to modify node \"w-8\""`}
-	if f, _ := finding(n.examine(), "node-missing"); !strings.Contains(f.Found, "calls its Node w-8, because of Environment= in "+file+":2, and may not write it: ") || !strings.HasSuffix(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart kubelet.service") {
+	if f, _ := finding(n.examine(), "node-missing"); !strings.Contains(f.Found, "calls its Node w-8, because of Environment= in "+file+":2, which it may not write: ") || !strings.HasSuffix(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart kubelet.service") {
 		t.Errorf("%+v", f)
+	}
+	const registered = `I1128 "Successfully registered node" node="`
+	n.units["kubelet.service"]["journal"] = registered + "w-7\"\n" + registered + "w-8\""
+	if f, _ := finding(n.examine(), "node-missing"); !strings.HasSuffix(f.Found, ":2, and in the last hour it called it w-7, whose pods have ended") {
+		t.Errorf("%+v", f)
+	}
+	n.units["kubelet.service"]["journal"] += "\n" + registered + "w-7\""
+	if r := n.examine(); len(r.Findings) > 0 {
+		t.Errorf("it has its name again: %+v", r.Findings)
 	}
 }
 

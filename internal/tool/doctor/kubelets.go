@@ -1,14 +1,17 @@
 package doctor
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/node/distro"
+	"csi-registrar/internal/sys/safetext"
 )
 
 // kubelet is a running kubelet, or a program that contains one.
@@ -264,4 +268,21 @@ func ownDeviceNumbers(dir string) bool {
 	}
 	kind := uint32(st.Type) // its type differs between architectures
 	return kind == unix.BTRFS_SUPER_MAGIC || kind == unix.OVERLAYFS_SUPER_MAGIC
+}
+
+// apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil
+// if it is not known.
+func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
+	file := x.kubeletFlag("kubeconfig")
+	if !path.IsAbs(file) {
+		return nil, ""
+	}
+	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.seenBy(x.kubelet, file), maxProcFile) })
+	m := regexp.MustCompile(`(?m)^[^#\n]*?\bserver["']?: *["']?(https?://[^\s"',}]+)`).FindSubmatch(text)
+	if err != nil || m == nil {
+		return nil, ""
+	}
+	line := 1 + strings.Count(string(text[:bytes.Index(text, m[1])]), "\n")
+	server, _ := url.Parse(string(m[1])) // nil after an error
+	return server, fmt.Sprintf("%s:%d", safetext.ShellWord(file), line)
 }

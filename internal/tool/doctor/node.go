@@ -105,28 +105,6 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	}
 }
 
-// nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
-// starts (kubelet v1.37).
-func (x *diagnosis) nodeObject(ctx context.Context) {
-	if x.kubelet == nil {
-		return
-	}
-	unit := x.kubelet.service()
-	if last := x.kubeletErrors(ctx, time.Minute, "not allowed to modify node |only its own Node object"); len(last) > 0 {
-		_, fix := x.dropIns(ctx, unit)
-		x.finding("", "kubelet", "node-missing", "the kubelet calls its Node "+x.nodeName()+x.setBy(ctx, unit, "hostname-override")+", and may not write it: "+safetext.Quote(last[0]),
-			"the name is that of the credentials in its kubeconfig, as a rule the host name", append(fix, x.kubelet.restart())...)
-		return
-	}
-	// Within a minute of its start it may be about to create it.
-	if ran := x.runsFor(x.kubelet.pid); ran > 0 && ran < time.Minute {
-		return
-	}
-	if last := x.kubeletErrors(ctx, time.Minute, "Error updating node status.*nodes .* not found"); len(last) > 0 {
-		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last[0]), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
-	}
-}
-
 // kubeletErrors returns the errors that match a pattern and that the running kubelet has logged
 // within some time, the last one first. On k0s another process logs for it.
 func (x *diagnosis) kubeletErrors(ctx context.Context, within time.Duration, pattern string) []string {

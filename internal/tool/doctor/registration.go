@@ -1,13 +1,11 @@
 package doctor
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -225,23 +223,6 @@ func (x *diagnosis) askedBefore(ctx context.Context, socket string) string {
 	return ""
 }
 
-// apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil
-// if it is not known.
-func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
-	file := x.kubeletFlag("kubeconfig")
-	if !path.IsAbs(file) {
-		return nil, ""
-	}
-	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.seenBy(x.kubelet, file), maxProcFile) })
-	m := regexp.MustCompile(`(?m)^[^#\n]*?\bserver["']?: *["']?(https?://[^\s"',}]+)`).FindSubmatch(text)
-	if err != nil || m == nil {
-		return nil, ""
-	}
-	line := 1 + strings.Count(string(text[:bytes.Index(text, m[1])]), "\n")
-	server, _ := url.Parse(string(m[1])) // nil after an error
-	return server, fmt.Sprintf("%s:%d", safetext.ShellWord(file), line)
-}
-
 // refusal explains the kubelet's error. The error only selects one of our texts.
 func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driver) (expected string, fix []Fix) {
 	text := strings.ToLower(st.KubeletError)
@@ -269,3 +250,36 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	}
 	return refusals[i].expected, append(fix, note("%s", retries), x.kubelet.restart())
 }
+
+// nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
+// starts (kubelet v1.37).
+func (x *diagnosis) nodeObject(ctx context.Context) {
+	if x.kubelet == nil {
+		return
+	}
+	unit, wrong := x.kubelet.service(), ""
+	if last := x.kubeletErrors(ctx, time.Minute, "not allowed to modify node |only its own Node object"); len(last) > 0 {
+		wrong = ", which it may not write: " + safetext.Quote(last[0])
+	}
+	lines := x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep="+registeredNode.String())
+	names := registeredNode.FindAllStringSubmatch(strings.Join(lines, "\n"), -1)
+	if n := len(names) - 1; n > 0 && names[0][1] != names[n][1] {
+		wrong = ", and in the last hour it called it " + safetext.Word(names[n][1]) + ", whose pods have ended"
+	}
+	if wrong != "" {
+		_, fix := x.dropIns(ctx, unit)
+		x.finding("", "kubelet", "node-missing", "the kubelet calls its Node "+x.nodeName()+x.setBy(ctx, unit, "hostname-override")+wrong,
+			"always the same name: that of its credentials, as a rule the host name", append(fix, x.kubelet.restart())...)
+		return
+	}
+	// Within a minute of its start it may be about to create it.
+	if ran := x.runsFor(x.kubelet.pid); ran > 0 && ran < time.Minute {
+		return
+	}
+	if last := x.kubeletErrors(ctx, time.Minute, "Error updating node status.*nodes .* not found"); len(last) > 0 {
+		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last[0]), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
+	}
+}
+
+// registeredNode matches what a kubelet logs at its start (kubelet v1.37).
+var registeredNode = regexp.MustCompile(`Successfully registered node" node="([^"]+)"`)
