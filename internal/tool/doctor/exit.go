@@ -3,7 +3,6 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/tool/supervise"
 )
 
@@ -165,13 +163,12 @@ var filePath = regexp.MustCompile(`/(?:etc|usr|opt|var/lib)/[\w./@+-]*\w`)
 // changed returns which files of a unit, and those that they name, such as its program and that
 // program's configuration, changed last, as the rest of a sentence.
 func (x *diagnosis) changed(ctx context.Context, unit string) string {
+	ctx, cancel := context.WithTimeout(ctx, fileTimeout)
+	defer cancel()
 	files := append(x.unitFiles(ctx, unit), x.config.Files...)
 	times := map[string]int64{}
 	for i := 0; i < len(files) && i < maxFiles; i++ {
 		at, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, files[i]))
-		if errors.As(err, new(*worker.NotAnswering)) {
-			break
-		}
 		if err != nil || !at.IsRegular() {
 			continue
 		}

@@ -150,8 +150,6 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(x.o.Source.File))}
 	case strings.ContainsFunc(line, unicode.IsControl):
 		return []Fix{note("rename it: a configuration should not have control characters")}
-	case filepath.Base(now+".toml") > filepath.Base(file) && strings.Contains(now, "/conf.d/"):
-		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(now+".toml"))}
 	}
 	return []Fix{run("mkdir", "-p", x.confDir()), write(file, table, line)}
 }

@@ -64,11 +64,12 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		}
 	}
 	if len(pods) > 0 {
-		set, fix := "", x.logs(d, who)
-		if strings.HasSuffix(who.unit, ".service") {
-			why, undo := x.blame(ctx, who.unit)
+		server := x.serverOf(ctx, d.Name, who)
+		set, fix := "", x.logs(d, server)
+		if server.unit != "" {
+			why, undo := x.blame(ctx, server.unit)
 			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
-				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server{unit: who.unit}.start()[0]))
+				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server.start()[0]))
 		}
 		x.podsWait(d.Name, pods, set, fix)
 	}

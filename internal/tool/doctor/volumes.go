@@ -260,12 +260,8 @@ func (x *diagnosis) volumeLog() Fix {
 }
 
 // logs returns the commands that show what the kubelet and the driver log about volumes, and the
-// calls between them. The process who serves the driver's socket.
-func (x *diagnosis) logs(d config.Driver, who process) []Fix {
-	server := server{pod: who.pod, container: who.container}
-	if strings.HasSuffix(who.unit, ".service") {
-		server.unit = who.unit
-	}
+// calls between them.
+func (x *diagnosis) logs(d config.Driver, server server) []Fix {
 	trace := path.Join(path.Dir(d.Socket), "trace.sock")
 	return slices.Concat([]Fix{x.volumeLog()}, server.log(),
 		[]Fix{note("for all calls, with endpoint = %s in the table of the driver, see trace.md:", safetext.ShellWord(trace)), optional(run("csi-registrar", "trace", "--listen", trace, "--connect", d.Socket))})
