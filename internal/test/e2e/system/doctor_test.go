@@ -188,7 +188,7 @@ var sicknesses = map[string][]sickness{
 		// mounted the volume.
 		{id: "volume-misplaced", breaks: volume + "; systemd-run --quiet --unit=pod sh -c 'exec unshare -m sh -c \"mount --bind " + volumeDir + "/mount /mnt; echo written > /mnt/file; exec sleep 10000\"'; " +
 			"until [ -e " + volumeDir + "/mount/file ]; do sleep 0.1; done; mount -t tmpfs tmpfs " + volumeDir + "/mount",
-			seen: "8 bytes in 1 file", person: "systemctl stop pod", after: "grep -q written /var/lib/csi-saved/0f9e8d7c-1111-2222-3333-444455556666/pv/mount/file; " + noVolume},
+			seen: "8 bytes in 1 file", after: "grep -q written /var/lib/csi-saved/0f9e8d7c-1111-2222-3333-444455556666/pv/mount/file; " + noVolume},
 	},
 	"hang": {
 		{id: "configuration-unreadable", breaks: "faulty-hang /etc/csi-registrar"},
