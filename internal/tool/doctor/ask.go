@@ -102,7 +102,7 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		server := q.serverOf(ctx, q.d.Name, q.who)
 		found += server.ended
 		if server.unit != "" && server.ended == "" {
-			why, undo := q.blame(ctx, server.unit)
+			why, undo := q.blame(ctx, server.unit, "")
 			found, server.revive = found+strings.Replace(why, ": ", "; it logged ", 1), append(undo, server.revive...)
 		}
 		q.finding(q.d.Name, step, id, found, expected, server.restart()...)

@@ -76,7 +76,7 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
 	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
 	lines := strings.Split(string(text), "\n")
-	if _, link := x.brokenLink(ctx, m.File); link != nil {
+	if _, link := x.obstacle(ctx, "", m.File, "no such file"); link != nil {
 		fix = link
 	}
 	if m.Line < 1 || m.Line > len(lines) || !x.rootOnly(ctx, m.File) {
@@ -128,18 +128,6 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 
 // conflictMarker matches the lines that git writes around the two versions of a merge conflict.
 var conflictMarker = regexp.MustCompile(`^(<<<<<<<|[|]{7}|=======|>>>>>>>)( |$)`)
-
-// brokenLink returns the target of a symbolic link if there is no such file, and what to do.
-func (x *diagnosis) brokenLink(ctx context.Context, file string) (target string, fix []Fix) {
-	target, err := look(ctx, x, file, func() (string, error) { return os.Readlink(file) })
-	if _, gone := x.stat(ctx, file); err != nil || gone == nil {
-		return "", nil
-	}
-	if point := x.unmounted(ctx, target); point != "" {
-		return target, []Fix{note("%s is below a mount point of /etc/fstab that is not mounted", safetext.ShellWord(target)), run("mount", point)}
-	}
-	return target, []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(target), safetext.ShellWord(file))}
-}
 
 // table returns the first table in lines, which begin with its header.
 func table(lines []string) []string {
@@ -246,8 +234,8 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		if filepath.Base(dir) != "conf.d" {
 			continue
 		}
-		if target, link := x.brokenLink(ctx, dir); target != "" {
-			return "; " + safetext.Word(dir) + " is a link to " + safetext.Word(target) + ", which does not exist", append(link, reload)
+		if broken, link := x.obstacle(ctx, "", dir, "file exists"); link != nil {
+			return "; " + broken, append(link, reload)
 		}
 		found, err := look(ctx, x, dir, func() ([2]string, error) { return ignoredTable(dir, driver) })
 		file, empty := found[0], found[1]

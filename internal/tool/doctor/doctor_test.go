@@ -101,7 +101,7 @@ func TestBrokenNodes(t *testing.T) {
 			manual: func(t *testing.T, n *node) {
 				n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", strings.ReplaceAll(n.table(""), "csi.sock", "plugin.sock"))
 			}},
-		{what: "no directory", step: "socket", id: "driver-socket-missing", found: "its directory does not exist", fix: "restart the driver",
+		{what: "no directory", step: "socket", id: "driver-socket-missing", found: "/csi does not exist", fix: "restart the driver",
 			breaks: func(t *testing.T, n *node) { n.driver.stop(); n.remove(n.path("csi")); n.restartDaemon() },
 			manual: func(t *testing.T, n *node) { n.mkdir(n.path("csi"), 0o755); n.driver.restart(t) }},
 		{what: "a file in its place", step: "socket", id: "driver-socket-not-socket", found: "is a regular file, not a socket", fix: "rm ",
@@ -216,7 +216,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("")) }},
-		{what: "plugins_registry without its owner's right to write", step: "file system", id: "file-system-read-only", found: "has mode 0550", fix: "chmod 0750 ",
+		{what: "plugins_registry without its owner's right to write", step: "file system", id: "file-system-read-only", found: "has mode 0550", fix: "chmod u+rwX ",
 			breaks: func(t *testing.T, n *node) {
 				if err := os.Chmod(n.registry(), 0o550); err != nil {
 					t.Fatal(err)
@@ -511,7 +511,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { n.remove(n.path("etc/csi-registrar/conf.d/60-nfs.toml")) }},
-		{what: "link to a file system that is not mounted", step: "configuration", id: "configuration-error", found: "60-nfs.toml: cannot be read", fix: "# /srv/config/60-nfs.toml is below a mount point of /etc/fstab that is not mounted\nmount /srv/config\n",
+		{what: "link to a file system that is not mounted", step: "configuration", id: "configuration-error", found: "60-nfs.toml: cannot be read", fix: "mount /srv/config\n",
 			breaks: func(t *testing.T, n *node) {
 				n.mkdir(n.path("etc/csi-registrar/conf.d"), 0o755)
 				n.write("etc/fstab", "# disks\n/dev/sda1 / ext4 defaults 0 1\nLABEL=config /srv/config ext4 ro,noauto 0 0\n")
@@ -895,7 +895,7 @@ func TestDirectoryThatIsABrokenLink(t *testing.T) {
 	if err := os.Symlink("/data/csi", filepath.Dir(n.socket())); err != nil {
 		t.Fatal(err)
 	}
-	if f := n.examine().Findings[0]; !strings.Contains(f.Found, ": its directory is a link to /data/csi, which does not exist") {
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, "/csi is a link to /data/csi, which does not exist") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -109,12 +109,6 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		return c, who
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		found := "there is no " + shown
-		if target, link := x.brokenLink(ctx, path.Dir(d.Socket)); target != "" {
-			found += ": its directory is a link to " + safetext.Word(target) + ", which does not exist"
-			last.revive = link
-		} else if _, err := x.stat(ctx, path.Dir(d.Socket)); err != nil {
-			found += ": its directory does not exist"
-		}
 		x.missing(ctx, d, found, last)
 	case errors.Is(err, fs.ErrPermission):
 		x.finding(d.Name, "socket", "not-root", "this user may not connect to "+shown, "", asRoot)

@@ -17,14 +17,11 @@ import (
 	"csi-registrar/internal/tool/supervise"
 )
 
-// execPath matches the program in ExecStart= as systemctl show prints it.
-var execPath = regexp.MustCompile(`^{ path=([^ ;]+) ;`)
-
 // lastExit returns how a unit ended, in systemctl's terms, with its last error and what the
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart", "EnvironmentFiles")
 	if p["FreezerState"] == "frozen" {
 		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
 	}
@@ -51,15 +48,20 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	}
 	missing, fix := x.missingUnits(ctx, unit, p["Requires"])
 	text += missing
-	if program := execPath.FindStringSubmatch(p["ExecStart"]); p["ExecMainStatus"] == "203" && program != nil {
-		place, _ := x.placeInUnit(ctx, unit, program[1])
-		fix = append(fix, x.executable(ctx, program[1], cmp.Or(place, "the unit")))
-	}
 	why := x.lastError(ctx, unit, p)
 	if why != "" {
 		text += ": " + safetext.Quote(why)
 	}
-	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" {
+	about := why // systemd does not name that file
+	if p["Result"] == "resources" {
+		about += " " + p["EnvironmentFiles"]
+	}
+	wrong, correct := x.obstacles(ctx, unit, about)
+	if wrong == "" && why != "" { // an empty file may not be named
+		wrong, correct = x.obstacles(ctx, unit, p["ExecStart"])
+	}
+	text, fix = text+wrong, append(fix, correct...)
+	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" && wrong == "" {
 		text, fix = text+"; see "+place, append(fix, note("correct %s", place))
 	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
@@ -215,7 +217,7 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 		text += fmt.Sprintf(", systemd waits for the end of its start (%s, Type=%s)", unit["SubState"], unit["Type"])
 	}
 	text += ", and was restarted " + count(n, "time")
-	why, fix := x.blame(ctx, p.unit)
+	why, fix := x.blame(ctx, p.unit, x.fatal(ctx, p.unit))
 	if last := x.lastLine(ctx, p.unit, true, exitLines); last != "" && !strings.HasPrefix(why, ": ") {
 		text += ": " + safetext.Quote(last)
 	}
@@ -224,13 +226,23 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 
 // blame returns the last error that a running unit has logged and what the administrator's drop-ins
 // set, as the rest of a sentence, and how to take that back.
-func (x *diagnosis) blame(ctx context.Context, unit string) (text string, fix []Fix) {
-	run := x.show(ctx, unit, "InvocationID")["InvocationID"]
-	if why := x.ownError(ctx, unit, run); why != "" {
+func (x *diagnosis) blame(ctx context.Context, unit, why string) (text string, fix []Fix) {
+	if why = cmp.Or(why, x.ownError(ctx, unit, x.show(ctx, unit, "InvocationID")["InvocationID"])); why != "" {
 		text = ": " + safetext.Quote(why)
 	}
-	set, fix := x.dropIns(ctx, unit)
-	return text + set, fix
+	wrong, fix := x.obstacles(ctx, unit, why)
+	set, undo := x.dropIns(ctx, unit)
+	return text + wrong + set, append(fix, undo...)
+}
+
+// fatal returns the error with which the last process of a unit has ended, while the next one runs;
+// empty if there is none.
+func (x *diagnosis) fatal(ctx context.Context, unit string) string {
+	lines := x.o.Units.Journal(ctx, unit, "--since=-10min", "--lines=200", "--reverse", "--grep="+exited+"|"+errorWords)
+	if runs := strings.Split(strings.Join(lines, "\n"), "Main "+exited); len(runs) > 1 {
+		return lastOf(unit, strings.Split(runs[1], "\n")[1:], false)
+	}
+	return ""
 }
 
 // noError matches lines that Go prints after the error of a program that crashes, klog's
@@ -241,13 +253,20 @@ var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\
 // portInUse matches the error of a program whose TCP port another one has.
 var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)
 
-// exitLines selects systemd's lines about the end of a process.
-const exitLines = "--grep=process exited, code=|Failed with result 'timeout'|reached runtime time limit"
+// exited is in systemd's line about the end of a process, and exitLines selects these.
+const (
+	exited    = "process exited, code="
+	exitLines = "--grep=" + exited + "|Failed with result 'timeout'|reached runtime time limit"
+)
 
 // lastLine returns the last of some lines in the journal of a unit. systemd repeats that the unit
 // failed; the reason is in a line before.
 func (x *diagnosis) lastLine(ctx context.Context, unit string, ofSystemd bool, args ...string) string {
-	for _, line := range x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...) {
+	return lastOf(unit, x.o.Units.Journal(ctx, unit, append(args, "--lines=10", "--reverse")...), ofSystemd)
+}
+
+func lastOf(unit string, reversed []string, ofSystemd bool) string {
+	for _, line := range reversed {
 		if line != "" && !strings.HasPrefix(line, "Failed to start ") && !noError.MatchString(line) && (ofSystemd || !strings.HasPrefix(line, unit+": ")) {
 			return line
 		}

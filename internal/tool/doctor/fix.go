@@ -8,13 +8,10 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
-
-	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/rootdir"
@@ -113,26 +110,14 @@ func (x *diagnosis) remove(ctx context.Context, file string, at unixsock.File) (
 	if !x.rootOnly(ctx, file) {
 		return []Fix{note("remove %s by hand: another user can change a directory on its path, so check first what is there", safetext.ShellWord(file))}
 	}
-	dir := path.Dir(file)
-	if lacks, err := look(ctx, x, dir, func() (string, error) { return unwritable(dir) }); err == nil && lacks == readOnly {
-		fix = append(fix, x.writable(ctx, dir)...)
-	}
-	if x.immutable(ctx, file) {
-		fix = append(fix, run("chattr", "-i", file))
-	}
-	if at.IsDir() {
+	_, fix = x.obstacle(ctx, "", file, "read-only file system, not permitted")
+	switch {
+	case at.IsDir() && !x.vacant(ctx, file):
+		return append(fix, run("mv", "-n", file, path.Dir(file)+"-"+path.Base(file)+".old"))
+	case at.IsDir():
 		return append(fix, run("rmdir", file))
 	}
 	return append(fix, run("rm", file))
-}
-
-// immutable reports whether chattr +i forbids root to change a file, or a directory's entries.
-func (x *diagnosis) immutable(ctx context.Context, file string) bool {
-	st, err := look(ctx, x, file, func() (st unix.Statx_t, err error) {
-		err = unix.Statx(unix.AT_FDCWD, file, unix.AT_SYMLINK_NOFOLLOW, 0, &st)
-		return st, err
-	})
-	return err == nil && st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0
 }
 
 // dropInPrefix begins the names of the configuration files that fixes write.
@@ -257,27 +242,6 @@ func (x *diagnosis) placeInUnit(ctx context.Context, unit, text string) (place, 
 	return place, line
 }
 
-// executable returns what to do about a program that cannot be started. A unit names it at place.
-func (x *diagnosis) executable(ctx context.Context, program, place string) Fix {
-	file, shown := filepath.Join("/", x.o.Source.Root, program), safetext.ShellWord(program)
-	at, err := x.stat(ctx, file)
-	head, _ := look(ctx, x, file, func() ([]byte, error) { return readSome(file, 20) })
-	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
-	switch point := x.unmounted(ctx, program); {
-	case err != nil && point != "":
-		return run("mount", point)
-	case err != nil || at.IsDir():
-		return note("put %s back, or correct %s", shown, place)
-	case at.Mode&0o111 == 0 && x.rootOnly(ctx, program):
-		return run("chmod", "0755", program)
-	case strings.HasPrefix(string(head), "\x7fELF") && len(own) == len(head) && string(head[18:]) != string(own[18:]):
-		return note("%s is a program for another architecture: install the one for %s", shown, runtime.GOARCH)
-	case !strings.HasPrefix(string(head), "\x7fELF"):
-		return note("%s is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct %s", shown, place)
-	}
-	return note("%s is there: see what the error names, and mount options such as noexec, or correct %s", shown, place)
-}
-
 // repair returns why the daemon's unit does not start, and the fix: it starts as shipped. The
 // journal's last error has more than LoadError.
 func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []Fix) {
@@ -285,7 +249,9 @@ func (x *diagnosis) repair(ctx context.Context, text string) (why string, fix []
 		why = ": " + safetext.Quote(text)
 	}
 	set, fix := x.dropIns(ctx, serviceUnit)
-	return why + set, append(append([]Fix{logOf(serviceUnit)}, fix...), systemctl("restart", serviceUnit))
+	// What the daemon itself has logged may name any path.
+	wrong, correct := x.obstacles(ctx, serviceUnit, x.lastLine(ctx, serviceUnit, true, "_PID=1", "--priority=err"))
+	return why + wrong + set, slices.Concat([]Fix{logOf(serviceUnit)}, correct, fix, []Fix{systemctl("restart", serviceUnit)})
 }
 
 // setBy returns the drop-in of a unit that has a directive ending so, as the rest of a sentence.

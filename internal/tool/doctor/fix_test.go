@@ -278,7 +278,7 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 		t.Errorf("%s", fix)
 	}
 	unit["Result"], unit["ExecMainStatus"], unit["LoadState"], unit["journal"] = "exit-code", "203", "loaded", "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error\nFailed to start csi-nfs.service"
-	if fix := found(`: "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error"; ` + file); !strings.Contains(fix, undo+restart) {
+	if fix := found(`: "csi-nfs.service: Failed at step EXEC spawning /usr/bin/nfs: Exec format error"; /usr/bin/nfs does not exist; ` + file); !strings.Contains(fix, undo+restart) {
 		t.Errorf("%s", fix)
 	}
 	unit["ExecMainStatus"], unit["journal"] = "2", "fatal error: out of memory"
@@ -299,17 +299,18 @@ func TestDropInsOfAFailedDriver(t *testing.T) {
 	unit["ActiveState"], unit["SubState"], unit["MainPID"] = "active", "running", "4711"
 	found("csi-nfs.service runs (process 4711): its socket was removed")
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+n.path("csi")+" rw - tmpfs tmpfs rw\n")
-	found("its socket was removed, or is covered by what is mounted at " + n.path("csi") + ", type tmpfs")
+	found("its socket was removed, or " + n.socket() + " does not exist; what is mounted at " + n.path("csi") + ", type tmpfs")
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", fmt.Sprintf("[driver.%q]\nsocket = %q\n", name, n.path("kubelet/plugins/x/csi.sock")))
 	n.write("/etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/bin/nfs --endpoint unix://"+n.path("kubelet/plugins/x/csi.sock")+"\n")
 	n.restartDaemon()
 	n.mounted("plugins")
-	if fix := found("its socket was removed, or is covered by what is mounted at " + n.path("kubelet/plugins") + ", type nfs"); !strings.HasSuffix(fix, "\n# or, if that mount is not intended: umount "+n.path("kubelet/plugins")) {
+	n.mkdir(n.path("kubelet/plugins/x"), 0o755)
+	if fix := found("/csi.sock does not exist; what is mounted at " + n.path("kubelet/plugins") + ", type nfs"); !strings.HasSuffix(fix, "\n# or, if that mount covers it:\n# umount "+n.path("kubelet/plugins")) {
 		t.Error(fix)
 	}
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / "+n.path("kubelet/plugins/kubernetes.io/csi/v/globalmount")+" rw - nfs x rw\n"+
 		"23 21 0:41 / "+n.path("kubelet/plugins")+" rw - tmpfs tmpfs rw\n")
-	if fix := found("is covered by what is mounted at " + n.path("kubelet/plugins") + ", type tmpfs"); fix != "# it covers mounts that were there before: it was mounted by mistake, or too late\numount "+n.path("kubelet/plugins") {
+	if fix := found("what is mounted at " + n.path("kubelet/plugins") + ", type tmpfs"); fix != "# it is empty, or covers mounts that were there before: it was mounted by mistake, or too late\numount "+n.path("kubelet/plugins") {
 		t.Error(fix)
 	}
 }
@@ -819,7 +820,8 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	n := newNode(t)
 	n.driver.stop()
 	const file, dropIn = "/etc/systemd/system/csi-nfs.service", "/etc/systemd/system/csi-nfs.service.d/x.conf"
-	n.write(file, "[Service]\nExecStart=/opt/nfs --endpoint unix://"+n.socket()+"\n")
+	opt := n.path("opt/nfs")
+	n.write(file, "[Service]\nExecStart="+opt+" --endpoint unix://"+n.socket()+"\n")
 	n.write(dropIn, "[Unit]\nAfter=x\nRequires=multipathd.service\n")
 	unit := map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "FragmentPath": file, "DropInPaths": dropIn,
 		"Requires": "system.slice multipathd.service"}
@@ -829,12 +831,12 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	unit["Requires"], unit["journal"] = "system.slice", "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."
-	if f = n.examine().Findings[0]; !strings.Contains(f.Found, `: "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."; `+dropIn+":2 sets ") {
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, `: "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."; /etc/nfs does not exist; `+dropIn+":2 sets ") {
 		t.Errorf("%+v", f)
 	}
-	unit["ActiveState"], unit["Result"], unit["ExecMainStatus"], unit["journal"] = "failed", "exit-code", "203", "Failed at step EXEC"
-	unit["ExecStart"] = "{ path=/opt/nfs ; argv[]=/opt/nfs --endpoint x ; ignore_errors=no }"
-	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "# put /opt/nfs back, or correct "+file+":2\n") {
+	unit["ActiveState"], unit["Result"], unit["ExecMainStatus"], unit["journal"] = "failed", "exit-code", "203", "Failed at step EXEC spawning "+opt+": Permission denied"
+	unit["ExecStart"] = "{ path=" + opt + " ; argv[]=" + opt + " --endpoint x ; ignore_errors=no }"
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "# put "+opt+" back, or correct "+file+":2\n") {
 		t.Errorf("%+v", f)
 	}
 	unit["NRestarts"] = "4"
@@ -842,42 +844,42 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	for program, want := range map[string]string{
-		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# /opt/nfs is a program for another architecture: install the one for " + runtime.GOARCH + "\n",
-		"exec nfsd\n":         "# /opt/nfs is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct " + file + ":2\n",
-		"#!/bin/sh\r\nnfsd\n": "# /opt/nfs is a script: its first line must be #! and an interpreter that exists, without a carriage return; or correct " + file + ":2\n",
+		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# install the " + opt + " for " + runtime.GOARCH + "\n",
+		"exec nfsd\n":         "# the first line of " + opt + " must be #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
+		"#!/bin/sh\r\nnfsd\n": "# the first line of " + opt + " must be #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
 	} {
-		n.write("/opt/nfs", program)
-		if err := os.Chmod(n.path("/opt/nfs"), 0o755); err != nil {
+		n.write("opt/nfs", program)
+		if err := os.Chmod(opt, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), want) {
 			t.Errorf("%q: %+v", program, f.Fix)
 		}
 	}
-	n.remove(n.path("/opt/nfs"))
-	n.write("etc/fstab", "/dev/sda2 /opt xfs defaults 0 0\n")
-	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nmount /opt\n") {
+	n.remove(opt)
+	n.write("etc/fstab", "/dev/sda2 "+n.path("opt")+" xfs defaults 0 0\n")
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nmount "+n.path("opt")+"\n") {
 		t.Errorf("%+v", f.Fix)
 	}
-	n.write("/opt/nfs", "")
-	if err := errors.Join(os.Chmod(n.path("/opt/nfs"), 0o644), os.Chmod(n.path("csi"), 0o555)); err != nil {
+	n.write("opt/nfs", "#!/bin/sh\n")
+	if err := errors.Join(os.Chmod(opt, 0o644), os.Chmod(n.path("csi"), 0o555)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(n.path("csi"), n.path("away")); err != nil {
 		t.Fatal(err)
 	}
 	n.write("csi", "")
-	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi is a regular file, not a directory; csi-nfs.service is failed") || lines(f.Fix) != "mv -n "+n.path("csi")+" "+n.path("csi.old")+"\nchmod 0755 /opt/nfs\nsystemctl daemon-reload\nsystemctl reset-failed csi-nfs.service\nsystemctl restart --no-block csi-nfs.service" {
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi is a regular file, not a directory; csi-nfs.service is failed") || lines(f.Fix) != "mv -n "+n.path("csi")+" "+n.path("csi.old")+"\nmkdir "+n.path("csi")+"\nchmod 0755 "+opt+"\nsystemctl daemon-reload\nsystemctl reset-failed csi-nfs.service\nsystemctl restart --no-block csi-nfs.service" {
 		t.Errorf("%+v", f)
 	}
 	n.remove(n.path("csi"))
 	if err := os.Rename(n.path("away"), n.path("csi")); err != nil {
 		t.Fatal(err)
 	}
-	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which keeps its owner out; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod 0750 "+n.path("csi")+"\n") {
+	if f = n.examine().Findings[0]; !strings.Contains(f.Found, "csi has mode 0555, which keeps its owner out; csi-nfs.service is failed") || !strings.HasPrefix(lines(f.Fix), "chmod u+rwX "+n.path("csi")+"\n") {
 		t.Errorf("%+v", f)
 	}
-	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nchmod 0755 /opt/nfs\n") {
+	if f = n.examine().Findings[0]; !strings.Contains(lines(f.Fix), "\nchmod 0755 "+opt+"\n") {
 		t.Errorf("%+v", f.Fix)
 	}
 	unit["ActiveState"], unit["SubState"], unit["Result"] = "active", "running", "success"

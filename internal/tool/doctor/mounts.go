@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -50,49 +49,13 @@ func (x *diagnosis) unmounted(ctx context.Context, file string) string {
 	return ""
 }
 
-// maxNames limits the number of names and links on a path.
-const maxNames = 100
-
-// hanging follows a path and its symbolic links, and returns the first name whose file system does
-// not answer; empty if all do.
-func (x *diagnosis) hanging(ctx context.Context, file string) string {
-	done, rest := "/", strings.Split(strings.Trim(path.Clean(file), "/"), "/")
-	for range maxNames {
-		if len(rest) == 0 {
-			return ""
-		}
-		next := path.Join(done, rest[0])
-		rest = rest[1:]
-		target, err := look(ctx, x, next, func() (string, error) {
-			info, err := os.Lstat(next)
-			if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-				return "", err
-			}
-			return os.Readlink(next)
-		})
-		switch {
-		case errors.As(err, new(*worker.NotAnswering)):
-			return next
-		case err != nil:
-			return ""
-		case target == "":
-			done = next
-			continue
-		case path.IsAbs(target):
-			done = "/"
-		}
-		rest = append(strings.Split(strings.Trim(path.Clean(target), "/"), "/"), rest...)
-	}
-	return ""
-}
-
 // unreadable explains why a path cannot be read if its file system does not answer: the mount, as
 // the rest of a sentence, and how to unmount it. For any other error both are empty.
 func (x *diagnosis) unreadable(ctx context.Context, file string, err error) (where string, fix []Fix) {
 	if !errors.As(err, new(*worker.NotAnswering)) {
 		return "", nil
 	}
-	return x.unmount(ctx, cmp.Or(x.hanging(ctx, file), file))
+	return x.unmount(ctx, x.follow(ctx, file).name)
 }
 
 // unmount returns the mount of a path, as the rest of a sentence, and how to unmount it.
@@ -108,18 +71,10 @@ func (x *diagnosis) unmount(ctx context.Context, file string) (where string, fix
 	return where, []Fix{note("if its server does not come back"), run("umount", "--force", "--lazy", m.Point)}
 }
 
-// readOnly is what unwritable returns for a file system that is mounted read-only.
+// readOnly is what lacking returns for a file system that is mounted read-only.
 const readOnly = "read-only"
 
-// unwritable returns readOnly, or "space" or "inodes" if the file system has none left.
-func unwritable(dir string) (string, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return "", &fs.PathError{Op: "statfs", Path: dir, Err: err}
-	}
-	return lacking(st), nil
-}
-
+// lacking returns readOnly, or "space" or "inodes" if a file system has none left.
 func lacking(st unix.Statfs_t) string {
 	switch {
 	case st.Flags&unix.ST_RDONLY != 0:
@@ -132,54 +87,36 @@ func lacking(st unix.Statfs_t) string {
 	return ""
 }
 
-const right, enter = 0o300, 0o100 // the owner of a directory may create files in it, or enter it
-
-// locked returns why root cannot create files in a directory, or enter those on its path: a mode,
-// chattr +i, or a file in place of one, and the command that permits it; why is empty if it can.
-func (x *diagnosis) locked(ctx context.Context, dir string, need uint16) (why string, fix Fix) {
-	at, err := x.stat(ctx, dir)
-	switch {
-	case len(dir) < 2 || err == nil && !x.rootOnly(ctx, dir):
-		return "", Fix{}
-	case err != nil:
-		return x.locked(ctx, path.Dir(dir), need)
-	case !at.IsDir():
-		return safetext.Word(dir) + " is " + at.Kind() + ", not a directory", run("mv", "-n", dir, dir+".old")
-	case need == right && x.immutable(ctx, dir):
-		return safetext.Word(dir) + " is immutable (chattr +i)", run("chattr", "-i", dir)
-	case at.UID == 0 && at.Mode&need != need:
-		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", safetext.Word(dir), at.Mode&0o777), run("chmod", "0750", dir)
-	}
-	return x.locked(ctx, path.Dir(dir), enter)
-}
-
 // space checks that a registration socket can be created. A kubelet does not start either on a file
 // system that is full or read-only.
 func (x *diagnosis) space(ctx context.Context, dir string) {
-	if why, fix := x.locked(ctx, dir, right); why != "" {
-		x.finding("", "file system", "file-system-read-only", why+": no registration socket can be created or removed",
-			"mode 0750, and not immutable: the daemon is root without capabilities", fix)
-		return
-	}
 	for _, d := range []string{dir, filepath.Join(x.o.Root, "run")} {
-		lacks, err := look(ctx, x, d, func() (string, error) { return unwritable(d) })
-		if err == nil && lacks == readOnly {
-			x.finding("", "file system", "file-system-read-only", fmt.Sprintf("the file system of %s is read-only: no registration socket can be created", safetext.Word(d)),
-				"it is writable", x.remount(ctx, d)...)
-			return
+		why, fix := x.obstacle(ctx, "", d, "read-only file system, no space left, not permitted, permission denied")
+		id := ID("file-system-read-only")
+		if strings.Contains(why, " left") {
+			id = "file-system-full"
 		}
-		if err == nil && lacks != "" {
-			point := cmp.Or(x.mountOf(ctx, d).Point, "/")
-			text, file := x.largest(ctx, point, lacks)
-			fix := []Fix{run("df", "-h", d), run("df", "-i", d), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system")}
-			if file != "" && x.rootOnly(ctx, file) {
-				fix = append(fix, optional(run("rm", file)))
-			}
-			x.finding("", "file system", "file-system-full", fmt.Sprintf("the file system of %s has no %s left: no registration socket can be created%s", safetext.Word(d), lacks, text), "space and inodes are free", fix...)
+		if strings.Contains(why, " mounted read-only") { // the sandbox has a copy of the mount
+			fix = append(fix, systemctl("restart", serviceUnit))
+		}
+		if why != "" {
+			x.finding("", "file system", id, why+": no registration socket can be created or removed",
+				"mode 0750, not immutable, on a writable file system with free space and inodes: the daemon is root without capabilities", fix...)
 			return
 		}
 	}
 	x.checked("", "file system", OK, "writable, with space and inodes left")
+}
+
+// full returns that a file system has no space or inodes left, and how to free some.
+func (x *diagnosis) full(ctx context.Context, dir, lacks string) (text string, fix []Fix) {
+	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
+	text, file := x.largest(ctx, point, lacks)
+	fix = []Fix{run("df", "-h", dir), run("df", "-i", dir), run("du", "-xah", "-t", "1M", point), run("du", "-x", "--inodes", "-t", "100", point), note("remove files that are not needed from that file system")}
+	if file != "" && x.rootOnly(ctx, file) {
+		fix = append(fix, optional(run("rm", file)))
+	}
+	return "the file system of " + safetext.Word(dir) + " has no " + lacks + " left" + text, fix
 }
 
 // largest names the largest of the first files on a file system that lacks space, or the directory
@@ -215,19 +152,4 @@ func (x *diagnosis) largest(ctx context.Context, point, lacks string) (text, fil
 		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(int(uses[most]), "file")), ""
 	}
 	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(most), uses[most]), most
-}
-
-// remount mounts the file system of a directory writable.
-func (x *diagnosis) remount(ctx context.Context, dir string) []Fix {
-	fix := []Fix{run("findmnt", "--target", dir), note("if dmesg shows no error of the disk: repair that first")}
-	return append(append(fix, x.writable(ctx, dir)...), systemctl("restart", serviceUnit))
-}
-
-func (x *diagnosis) writable(ctx context.Context, dir string) []Fix {
-	point := cmp.Or(x.mountOf(ctx, dir).Point, "/")
-	if x.rootOnly(ctx, point) {
-		// The mount can be read-only, or its file system; the line that does not apply may fail.
-		return []Fix{run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point)}
-	}
-	return []Fix{note("mount %s writable by hand: another user can change a directory on its path", safetext.ShellWord(point))}
 }

@@ -67,7 +67,7 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		server := x.serverOf(ctx, d.Name, who)
 		set, fix := "", x.logs(d, server)
 		if server.unit != "" {
-			why, undo := x.blame(ctx, server.unit)
+			why, undo := x.blame(ctx, server.unit, "")
 			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
 				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server.start()[0]))
 		}

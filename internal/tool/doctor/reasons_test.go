@@ -104,7 +104,7 @@ func TestDirectoryClosedForTheDaemon(t *testing.T) {
 	if err := os.Chmod(dir, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if f := n.examine().Findings[0]; f.ID != "driver-socket-forbidden" || lines(f.Fix) != "chmod 0750 "+dir {
+	if f := n.examine().Findings[0]; f.ID != "driver-socket-forbidden" || lines(f.Fix) != "chmod u+rwX "+dir {
 		t.Errorf("%+v", f)
 	}
 }
@@ -230,8 +230,9 @@ func TestLacking(t *testing.T) {
 }
 
 func TestUnwritable(t *testing.T) {
-	if lacks, err := unwritable(t.TempDir()); lacks != "" || err != nil {
-		t.Errorf("%q, %v", lacks, err)
+	x := newDiagnosis(Options{Units: newNode(t).units, Root: "/"})
+	if why, fix := x.obstacle(t.Context(), "", t.TempDir(), "read-only file system, no space left, not permitted, permission denied"); why != "" || fix != nil {
+		t.Errorf("%q, %v", why, fix)
 	}
 }
 

@@ -36,12 +36,12 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
 	x.conflicts(ctx, d, own, ours)
 	forbidden := strings.Contains(st.Reason, "CAP_DAC_OVERRIDE")
-	closed, open := x.locked(ctx, path.Dir(d.Socket), enter)
+	closed, open := x.locked(ctx, path.Dir(d.Socket), enter, serviceUnit)
 	switch {
 	case !x.daemon.runs():
 		x.checked(d.Name, "registration", Skipped, "the daemon does not run, or does not answer")
 	case forbidden && closed != "":
-		x.finding(d.Name, "registration", "driver-socket-forbidden", closed+", and the daemon reports "+x.stateText(st), "mode 0750: the daemon is root without capabilities", open)
+		x.finding(d.Name, "registration", "driver-socket-forbidden", closed+", and the daemon reports "+x.stateText(st), "mode 0750: the daemon is root without capabilities", open...)
 	case forbidden: // by the lack of a capability, which doctor has, so it could connect
 		x.finding(d.Name, "registration", "driver-socket-forbidden", "the daemon reports "+x.stateText(st),
 			"the daemon, which is root without capabilities, may connect to the socket",

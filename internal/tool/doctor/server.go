@@ -189,29 +189,31 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		found += "; the daemon saw " + unit + " serve it, and no file of that unit names the socket any more"
 	}
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
-	if last.unit != "" {
-		pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
-		ports, sockets := x.listening(ctx, pid)
-		sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
-		dir := path.Dir(d.Socket)
-		switch locked, unlock := x.locked(ctx, dir, right); {
-		case len(sockets) == 1:
-			found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
-			fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
-		case len(ports) > 0:
-			found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
-			line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
-			fix = append(x.correctEndpoint(ctx, d, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
-		case locked != "":
-			found += "; " + locked
-			fix = slices.Concat([]Fix{unlock}, slices.DeleteFunc(last.revive, Fix.IsComment), last.start())
-		case last.ended == "" && pid > 0:
-			found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
-			if m := x.mountOf(ctx, dir); rootdir.Within(m.Point, path.Join(x.config.Config.Kubelet.RootDir, "plugins")) || m.Point == dir {
-				found += ", or is covered by what is mounted at " + safetext.Word(m.Point) + ", type " + safetext.Word(m.Type)
-				if fix = append(fix, note("or, if that mount is not intended: umount %s", safetext.ShellWord(m.Point))); x.rootOnly(ctx, m.Point) && x.covers(ctx, m) {
-					fix = []Fix{note("it covers mounts that were there before: it was mounted by mistake, or too late"), run("umount", m.Point)}
-				}
+	pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
+	ports, sockets := x.listening(ctx, pid)
+	sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
+	wrong, correct := x.obstacle(ctx, last.unit, path.Dir(d.Socket), "no such file, mkdir: file exists, not permitted, permission denied")
+	if wrong != "" {
+		found += "; " + wrong
+	}
+	switch {
+	case len(sockets) == 1:
+		found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
+		fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
+	case len(ports) > 0:
+		found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
+		line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
+		fix = append(x.correctEndpoint(ctx, d, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
+	case wrong != "" && !certain(correct):
+	case wrong != "" && last.unit != "":
+		fix = slices.Concat(correct, slices.DeleteFunc(last.revive, Fix.IsComment), last.start())
+	case wrong != "":
+		fix = append(correct, fix...)
+	case last.ended == "" && pid > 0:
+		found += fmt.Sprintf("; %s runs (process %d): its socket was removed", last.unit, pid)
+		if why, uncover := x.obstacle(ctx, last.unit, d.Socket, "no such file"); strings.Contains(why, " mounted ") {
+			if found, fix = found+", or "+why, append(fix, uncover[1:]...); certain(uncover) {
+				fix = uncover
 			}
 		}
 	}
