@@ -65,11 +65,15 @@ func (Systemctl) Show(ctx context.Context, unit string, properties ...string) (m
 	return props, nil
 }
 
-// Journal implements Units.
+// Journal implements Units. journalctl --unit= also has what root's programs log about a unit
+// (OBJECT_PID=), and the daemon is one.
 func (Systemctl) Journal(ctx context.Context, unit string, args ...string) []string {
 	ctx, cancel := context.WithTimeout(ctx, systemdTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "journalctl", append(args, "--quiet", "--no-pager", "--boot", "--output=cat", "--unit="+unit)...)
+	options := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return !strings.HasPrefix(a, "-") })
+	matches := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.HasPrefix(a, "-") })
+	cmd := exec.CommandContext(ctx, "journalctl", slices.Concat(options, []string{"--quiet", "--no-pager", "--boot", "--output=cat"},
+		matches, []string{"_SYSTEMD_UNIT=" + unit, "+"}, matches, []string{"_PID=1", "UNIT=" + unit})...)
 	cmd.WaitDelay = time.Second
 	out, _ := cmd.Output() // without journald there is none
 	return strings.Split(strings.TrimSpace(string(out)), "\n")

@@ -60,3 +60,19 @@ func TestHostileDaemon(t *testing.T) {
 		}
 	}, main, "trixie")
 }
+
+// TestForgedJournal has a program of root, as the daemon is, log an error as if it were about the
+// kubelet's unit: doctor does not believe that the kubelet said so.
+func TestForgedJournal(t *testing.T) {
+	onMain(t, func(t *testing.T, suite string) {
+		n := registeredNode(t, suite)
+		const forged = `E1128 01:02:03.000004 1 kubelet_node_status.go:1] "Error" err="node is not allowed to modify node /srv/bait"`
+		n.Run("sh", "-c", `printf '%s\n' "$@" | logger --journald; journalctl --sync`, "sh", "MESSAGE="+forged, "OBJECT_PID="+n.show("kubelet.service", "MainPID"))
+		if seen := n.Journal("--unit=kubelet.service"); !strings.Contains(seen, "/srv/bait") {
+			t.Fatalf("journalctl does not show what was forged: %s", seen)
+		}
+		if out, err := n.Try("csi-registrar", "doctor"); err != nil || strings.Contains(out, "/srv/bait") {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+}
