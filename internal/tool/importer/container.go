@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -129,8 +130,9 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 	}
 	v := p.Volumes[i]
 	if v.HostPath == nil {
-		return "", withHint(hintVolume, fmt.Errorf("%s is on the volume %s, which is %s: its path on the node is not known",
-			safetext.Word(file), safetext.Word(v.Name), v.otherKind()))
+		kinds := append(slices.Sorted(maps.Keys(v.Other)), "emptyDir") // the default of Kubernetes
+		return "", withHint(hintVolume, fmt.Errorf("%s is on the volume %s, which is of kind %s: its path on the node is not known",
+			safetext.Word(file), safetext.Word(v.Name), safetext.Word(kinds[0])))
 	}
 	sub := best.SubPath
 	if best.SubPathExpr != "" {
@@ -162,18 +164,9 @@ func (c container) mountOf(file string) (best volumeMount) {
 	return best
 }
 
-// otherKind names the kind of a volume that is not a hostPath.
-func (v volume) otherKind() string {
-	if kinds := slices.Sorted(maps.Keys(v.Other)); len(kinds) > 0 {
-		return "of kind " + safetext.Word(kinds[0])
-	}
-	return "of kind emptyDir" // the default of Kubernetes
-}
-
 // contains reports whether a path is the directory or below it.
 func contains(dir, file string) bool {
-	file, clean := path.Clean(file), path.Clean(dir)
-	return dir != "" && (file == clean || clean == "/" || strings.HasPrefix(file, clean+"/"))
+	return dir != "" && rootdir.Within(path.Clean(file), dir)
 }
 
 // checkRendered returns an error if a value contains a placeholder, either of a template or one
@@ -251,15 +244,9 @@ func writeInstructions(b *strings.Builder, registrars []Registrar, edits []Edits
 	fmt.Fprintf(b, "# Registers %s in place of node-driver-registrar.\n", what)
 	fmt.Fprintf(b, "# Save this as /etc/csi-registrar/conf.d/%s. While node-driver-registrar runs,\n", FileName(registrars))
 	b.WriteString("# `csi-registrar status` shows a conflict. Then change these workloads, and roll them out:\n")
-	changed := map[string]bool{}
-	for _, r := range registrars {
-		for _, w := range r.Workloads {
-			changed[w] = true
-		}
-	}
 	var last []string
 	for _, e := range edits {
-		if !changed[e.Workload] {
+		if !slices.ContainsFunc(registrars, func(r Registrar) bool { return slices.Contains(r.Workloads, e.Workload) }) {
 			continue
 		}
 		if lines := e.Lines(); !slices.Equal(lines, last) {
