@@ -44,17 +44,14 @@ const socketDirMount = "/csi-socket-dir"
 
 // addEdits adds the edits of each workload whose registrars were imported.
 func (res *Result) addEdits(rs []*registration) {
-	done := map[[2]string]bool{} // drivers of workloads
-	for _, r := range res.Registrars {
-		for _, w := range r.Workloads {
-			done[[2]string{r.Driver.Name, w}] = true
-		}
-	}
 	for len(rs) > 0 {
 		w := rs[0].workload // its registrations follow each other
 		var imported []*registration
 		for ; len(rs) > 0 && rs[0].workload == w; rs = rs[1:] {
-			if done[[2]string{rs[0].driver, w.String()}] {
+			isIn := func(r Registrar) bool {
+				return r.Driver.Name == rs[0].driver && slices.Contains(r.Workloads, w.String())
+			}
+			if slices.ContainsFunc(res.Registrars, isIn) {
 				imported = append(imported, rs[0])
 			}
 		}
@@ -93,7 +90,11 @@ func (w *workload) edits(rs []*registration) Edits {
 	if !e.Whole {
 		e.unmountRegistry(w, rest)
 		e.removeVolumes(w, rs, rest)
-		e.keepProbes(rest)
+		for _, c := range rest {
+			if c.isLivenessProbe() {
+				e.Keep = append(e.Keep, fmt.Sprintf("keep the container %s: the kubelet uses it to restart a driver that hangs, which csi-registrar does not do", safetext.Word(c.Name)))
+			}
+		}
 		e.checkPropagation(w, rs, rest)
 	}
 	if m := w.manager(); m != "" {
@@ -224,14 +225,6 @@ func (r ControllersRef) flag() string { return "--controllers=" + r.Controllers 
 
 func (c container) mounts(volume string) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool { return m.Name == volume })
-}
-
-func (e *Edits) keepProbes(rest []container) {
-	for _, c := range rest {
-		if c.isLivenessProbe() {
-			e.Keep = append(e.Keep, fmt.Sprintf("keep the container %s: the kubelet uses it to restart a driver that hangs, which csi-registrar does not do", safetext.Word(c.Name)))
-		}
-	}
 }
 
 // Lines describes the edits, one in each line.
