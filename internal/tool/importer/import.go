@@ -112,10 +112,9 @@ var errAmbiguous = errors.New("the given name also matches other registrars")
 // workloadNames lists the workloads with a registrar.
 func workloadNames(rs []*registration) string {
 	var names []string
-	seen := map[string]bool{}
 	for _, r := range rs {
-		if n := safetext.Word(r.workload.name()); !seen[n] {
-			seen[n], names = true, append(names, n)
+		if n := safetext.Word(r.workload.name()); !slices.Contains(names, n) {
+			names = append(names, n)
 		}
 	}
 	return strings.Join(names, ", ")
@@ -156,40 +155,31 @@ func (res *Result) add(r Registrar) {
 // refuseConflicts refuses all registrars that cannot be in one configuration, because it cannot
 // know which one is intended, and those for another kubelet than that of the first one.
 func (res *Result) refuseConflicts() {
-	conflict := func(a, b Registrar) string {
-		shared := sharedPath(a.Driver, b.Driver)
-		switch {
-		case a.Driver.Name == b.Driver.Name:
-			return fmt.Sprintf("%s is also registered by %s, with other values", a.Driver.Name, b.from())
-		case shared != "":
-			return fmt.Sprintf("%s uses %s, as does %s of %s", a.Driver.Name, safetext.Word(shared), b.Driver.Name, b.from())
+	all := slices.Clone(res.Registrars)
+	conflict := func(r Registrar) string {
+		for _, o := range all {
+			paths := []string{r.Driver.Socket, r.Driver.Endpoint}
+			i := slices.IndexFunc(paths, func(p string) bool { return p == o.Driver.Socket || p == o.Driver.Endpoint })
+			switch {
+			case r.equal(o):
+			case r.Driver.Name == o.Driver.Name:
+				return fmt.Sprintf("%s is also registered by %s, with other values", r.Driver.Name, o.from())
+			case i >= 0:
+				return fmt.Sprintf("%s uses %s, as does %s of %s", r.Driver.Name, safetext.Word(paths[i]), o.Driver.Name, o.from())
+			}
+		}
+		if first := all[0]; r.RootDir != first.RootDir {
+			return fmt.Sprintf("it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
 		}
 		return ""
 	}
-	all := slices.Clone(res.Registrars)
 	res.Registrars = slices.DeleteFunc(res.Registrars, func(r Registrar) bool {
-		for _, o := range all {
-			if reason := conflict(r, o); reason != "" && !r.equal(o) {
-				res.refuse(r.from(), hintOne, "%s", reason)
-				return true
-			}
+		reason := conflict(r)
+		if reason != "" {
+			res.refuse(r.from(), hintOne, "%s", reason)
 		}
-		first := all[0]
-		if r.RootDir != first.RootDir {
-			res.refuse(r.from(), hintOne, "it registers with the kubelet in %s, but %s with the one in %s", safetext.Word(r.RootDir), first.from(), safetext.Word(first.RootDir))
-		}
-		return r.RootDir != first.RootDir
+		return reason != ""
 	})
-}
-
-// sharedPath returns a path that both drivers use, if any.
-func sharedPath(a, b config.Driver) string {
-	for _, p := range []string{a.Socket, a.Endpoint} {
-		if p == b.Socket || p == b.Endpoint {
-			return p
-		}
-	}
-	return ""
 }
 
 func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
