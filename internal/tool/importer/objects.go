@@ -106,15 +106,10 @@ func splitItems(data []byte) (iter.Seq[[]byte], bool) {
 		}
 	}
 	return func(yield func([]byte) bool) {
-		for start := 0; start < len(rest); {
-			end := len(rest)
-			if i := bytes.Index(rest[start+1:], []byte("\n- ")); i >= 0 {
-				end = start + 1 + i + 1
-			}
-			if !yield(rest[start:end]) {
+		for item := range bytes.SplitSeq(bytes.TrimSuffix(rest[len("- "):], []byte("\n")), []byte("\n- ")) {
+			if !yield(slices.Concat([]byte("- "), item, []byte("\n"))) {
 				return
 			}
-			start = end
 		}
 	}, true
 }
@@ -163,7 +158,10 @@ func (o *objects) add(m Manifest, obj object) {
 			return
 		}
 	case "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet", "Pod":
-		if obj.Spec.IsZero() || (obj.Kind == "Pod" || obj.Kind == "ReplicaSet") && obj.Metadata.ownedByWorkload() {
+		owned := slices.ContainsFunc(obj.Metadata.OwnerReferences, func(r ownerReference) bool {
+			return slices.Contains([]string{"DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}, r.Kind)
+		})
+		if obj.Spec.IsZero() || (obj.Kind == "Pod" || obj.Kind == "ReplicaSet") && owned {
 			return // its owner must be changed, not this object
 		}
 		var spec struct {
@@ -183,13 +181,6 @@ func (o *objects) add(m Manifest, obj object) {
 	if err != nil {
 		o.refuse(m, (&workload{file: m.Name, kind: obj.Kind, metadata: obj.Metadata}).String(), "it", err)
 	}
-}
-
-// ownedByWorkload reports whether a workload created this object.
-func (m metadata) ownedByWorkload() bool {
-	return slices.ContainsFunc(m.OwnerReferences, func(r ownerReference) bool {
-		return slices.Contains([]string{"DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}, r.Kind)
-	})
 }
 
 // isTemplate reports whether s has a placeholder of a template.

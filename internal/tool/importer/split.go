@@ -64,13 +64,9 @@ func Split(manifests []Manifest, edits []Edits, label string) ([]File, error) {
 	if o.patches == nil {
 		return nil, errors.New("cannot split: there is no DaemonSet with an imported node-driver-registrar")
 	}
-	files := []File{{"manifests.yaml", o.manifests.Bytes()}}
+	files, resources := []File{{"manifests.yaml", o.manifests.Bytes()}}, []string{"manifests.yaml"}
 	if o.second.Len() > 0 {
-		files = append(files, File{"second.yaml", o.second.Bytes()})
-	}
-	var resources []string
-	for _, f := range files {
-		resources = append(resources, f.Name)
+		files, resources = append(files, File{"second.yaml", o.second.Bytes()}), append(resources, "second.yaml")
 	}
 	kustomization, err := yaml.Marshal(map[string]any{
 		"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources, "patches": o.patches,
@@ -117,19 +113,17 @@ func (o *overlay) add(m Manifest, node *yaml.Node, edits []Edits) error {
 
 // addSecond adds the second DaemonSet, made of the first one.
 func (o *overlay) addSecond(all map[string]any, e Edits) error {
-	old := field(all, "metadata")
-	name := fmt.Sprint(old["name"], splitSuffix)
-	all["metadata"] = map[string]any{"name": name}
-	for _, key := range []string{"namespace", "labels"} {
-		if old[key] != nil {
-			field(all, "metadata")[key] = old[key]
-		}
-	}
+	metadata := field(all, "metadata")
+	first := metadata["name"]
+	maps.DeleteFunc(metadata, func(key string, value any) bool {
+		return value == nil || key != "namespace" && key != "labels"
+	})
+	metadata["name"] = fmt.Sprint(first, splitSuffix)
 	delete(all, "status")
 	selector, labels := field(all, "spec", "selector", "matchLabels"), field(all, "spec", "template", "metadata", "labels")
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(selector)), func(key string) bool { return cmp.Or(selector[key], any("")) == "" })
 	if len(keys) == 0 {
-		return fmt.Errorf("the selector of %s has no matchLabels", old["name"])
+		return fmt.Errorf("the selector of %s has no matchLabels", first)
 	}
 	value := fmt.Sprint(selector[keys[0]])
 	value = value[:min(len(value), maxLabel-len(splitSuffix))] + splitSuffix
