@@ -158,21 +158,11 @@ func each[T, R any](items []T, f func(T) R) []R {
 // look runs f, which accesses a file system and may never return. The error then wraps a
 // *worker.NotAnswering.
 func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
+	value, err := worker.Get(ctx, x.pool.Slot(path, nil), fileTimeout, f, nil)
+	if errors.As(err, new(*worker.NotAnswering)) {
+		return value, fmt.Errorf("the file system of %s does not answer%w", safetext.Word(path), silent{err})
 	}
-	r, err := worker.Do(ctx, x.pool.Slot(path, nil), fileTimeout, func() result {
-		value, err := f()
-		return result{value, bare(err)}
-	}, nil)
-	switch {
-	case err == nil:
-		return r.value, r.err
-	case errors.As(err, new(*worker.NotAnswering)):
-		return r.value, fmt.Errorf("the file system of %s does not answer%w", safetext.Word(path), silent{err})
-	}
-	return r.value, err // ctx has ended
+	return value, bare(err)
 }
 
 // check runs f, which accesses a file system and may never return, as look does.
