@@ -152,7 +152,7 @@ func (q *questions) sameName(ctx context.Context) bool {
 	}
 	found := fmt.Sprintf("the driver at %s reports name %s", safetext.Word(q.d.Socket), safetext.Quote(q.name))
 	if n := q.volumesOf(q.d.Name); n > 0 {
-		found += fmt.Sprintf("; %s of %s in use on this node", count(n, "volume"), q.d.Name)
+		found += fmt.Sprintf("; %s of %s in use on this node", safetext.Count(n, "volume"), q.d.Name)
 	}
 	server, set := q.configuredServer(ctx, q.d.Name, q.who)
 	q.finding(q.d.Name, "GetPluginInfo", "driver-name-mismatch", found+set,
@@ -171,7 +171,7 @@ func (q *questions) rename(ctx context.Context, reports server) []Fix {
 		return append([]Fix{note("no driver can have that name: correct it, or the path of the socket if another program serves it")}, reports.log()...)
 	}
 	if n := q.volumesOf(q.d.Name); n > 0 {
-		return append([]Fix{note("do not rename the table: the kubelet could not unmount the %s of %s any more", count(n, "volume"), q.d.Name),
+		return append([]Fix{note("do not rename the table: the kubelet could not unmount the %s of %s any more", safetext.Count(n, "volume"), q.d.Name),
 			note("have the driver report the name %s again, or give the table the socket of %s", q.d.Name, q.d.Name)},
 			reports.restart()...)
 	}
@@ -202,9 +202,9 @@ func (q *questions) nodeInfo(ctx context.Context) (seen string, err error) {
 	q.info, err = q.node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	limit := "no volume limit"
 	if n := q.info.GetMaxVolumesPerNode(); n > 0 {
-		limit = "at most " + count(int(n), "volume")
+		limit = "at most " + safetext.Count(int(n), "volume")
 	}
-	return fmt.Sprintf("node id %s, %s, %s", safetext.Word(q.info.GetNodeId()), limit, count(len(q.info.GetAccessibleTopology().GetSegments()), "topology key")), err
+	return fmt.Sprintf("node id %s, %s, %s", safetext.Word(q.info.GetNodeId()), limit, safetext.Count(len(q.info.GetAccessibleTopology().GetSegments()), "topology key")), err
 }
 
 // checkNodeInfo reports each rule that the answer to NodeGetInfo breaks.

@@ -56,7 +56,7 @@ func (x *diagnosis) configuration(ctx context.Context) {
 			note("write a file into %s, or let csi-registrar import write it from the DaemonSet of the driver", safetext.ShellWord(x.confDir())))
 	}
 	if len(x.report.Findings) == 0 {
-		x.checked("", "configuration", OK, "%s, %s", count(len(x.config.Files), "file"), count(len(x.config.Config.Drivers), "driver"))
+		x.checked("", "configuration", OK, "%s, %s", safetext.Count(len(x.config.Files), "file"), safetext.Count(len(x.config.Config.Drivers), "driver"))
 	}
 }
 
@@ -207,7 +207,7 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		inUse := count(x.volumesOf(name), "volume") + " in use, "
+		inUse := safetext.Count(x.volumesOf(name), "volume") + " in use, "
 		_, disabled := x.config.Config.Driver(name)
 		switch st, _ := x.daemon.Driver(name); {
 		case st.NoTable:

@@ -15,7 +15,6 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -201,13 +200,5 @@ func (x *diagnosis) registry() string {
 }
 
 func (x *diagnosis) proc() string { return filepath.Join(x.o.Root, "proc") }
-
-// count formats a number with its noun.
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return strconv.Itoa(n) + " " + noun + "s"
-}
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -22,6 +22,7 @@ import (
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/safetext"
 )
 
 func TestHealthyNode(t *testing.T) {
@@ -543,7 +544,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["ExecStart"] = "/usr/bin/csi-registrar run" }},
 		{what: "watchdog off", step: "watchdog", id: "watchdog-off", found: "does not watch the daemon", fix: "WatchdogSec=20s",
 			breaks: func(t *testing.T, n *node) { n.units[serviceUnit]["WatchdogUSec"] = "infinity" }},
-		{what: "others may register", step: "plugins_registry", id: "plugins-registry-writable", found: "could register any driver", fix: "chmod 0750",
+		{what: "others may register", step: "plugins_registry", id: "plugins-registry-writable", found: "register any driver", fix: "chmod go-w",
 			breaks: func(t *testing.T, n *node) { chmod(t, n.registry(), 0o777) }},
 	} {
 		t.Run(test.what, func(t *testing.T) {
@@ -1085,7 +1086,7 @@ func TestDriverThatEndsAgainAndAgain(t *testing.T) {
 			!strings.Contains(lines(other.Fix), "\nsed -i '2s|/run/other.sock|"+n.socket()+"|' "+file+"\n")) {
 			t.Errorf("%+v: %+v", c, other)
 		}
-		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s:2 sets \"RuntimeMaxSec=5\"", count(c.restarts, "time"), file)
+		text := fmt.Sprintf("restarted %s: \"fatal error: x\"; %s:2 sets \"RuntimeMaxSec=5\"", safetext.Count(c.restarts, "time"), file)
 		if found && (!strings.HasSuffix(f.Found, text) || !strings.HasSuffix(lines(f.Fix), "systemctl daemon-reload\nsystemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%+v: %+v", c, f)
 		}

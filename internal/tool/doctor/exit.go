@@ -216,7 +216,7 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 	if notReady {
 		text += fmt.Sprintf(", systemd waits for the end of its start (%s, Type=%s)", unit["SubState"], unit["Type"])
 	}
-	text += ", and was restarted " + count(n, "time")
+	text += ", and was restarted " + safetext.Count(n, "time")
 	why, fix := x.blame(ctx, p.unit, x.fatal(ctx, p.unit))
 	if last := x.lastLine(ctx, p.unit, true, exitLines); last != "" && !strings.HasPrefix(why, ": ") {
 		text += ": " + safetext.Quote(last)

@@ -571,7 +571,7 @@ func TestTwoDriversWithOneTopologyKey(t *testing.T) {
 func TestNoChmodBelowADirectoryOfAnotherUser(t *testing.T) {
 	n := newNode(t)
 	chmod(t, n.registry(), 0o777)
-	if fix := lines(n.examine().Findings[0].Fix); fix != "chmod 0750 "+n.registry() {
+	if fix := lines(n.examine().Findings[0].Fix); fix != "chmod go-w "+n.registry() {
 		t.Errorf("%s", fix)
 	}
 	chmod(t, n.rootDir, 0o777)
@@ -649,7 +649,7 @@ func TestRegistryOfAnotherUser(t *testing.T) {
 		want   string // in the fix, which may have no other command
 	}{
 		{"owner", func(t *testing.T, n *node) { chown(t, n.registry(), 65123) }, "chown -h root "},
-		{"root_dir is a link of root", func(t *testing.T, n *node) { link(t, n, n.rootDir); chmod(t, n.registry(), 0o777) }, "chmod 0750 "},
+		{"root_dir is a link of root", func(t *testing.T, n *node) { link(t, n, n.rootDir); chmod(t, n.registry(), 0o777) }, "chmod go-w "},
 		{"link into a directory of another user", func(t *testing.T, n *node) {
 			link(t, n, n.registry())
 			chown(t, n.path("other"), 65123)

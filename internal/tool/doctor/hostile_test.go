@@ -172,13 +172,13 @@ func TestHangingDriversAreQueriedInParallel(t *testing.T) {
 
 func FuzzProcess(f *testing.F) {
 	f.Add("/var/lib/kubelet/pod-resources/1", "0::/system.slice/kubelet.service\n", "Uid:\t0\t0\t0\t0\n")
-	f.Add("x\n0: 2 0 10000 1 1 100 /y/pod-resources/1", "12:pids:/x\n1:name=systemd:/$(reboot).service\n", "")
+	f.Add("x\n0: 2 0 00010000 1 1 100 /y/pod-resources/1", "12:pids:/x\n1:name=systemd:/$(reboot).service\n", "")
 	f.Add("/\x1b[1m/pod-resources/", "0::/-x.service", "Uid:")
 	f.Fuzz(func(t *testing.T, bound, group, status string) {
 		n := node{t: t, root: t.TempDir()}
 		n.process(1, "kubelet", "0::/")
 		n.listens(1)
-		n.write("proc/1/net/unix", "0: 2 0 10000 1 1 100 "+bound+"\n")
+		n.write("proc/1/net/unix", "0: 2 0 00010000 1 1 100 "+bound+"\n")
 		p := process{pid: 1, uids: statusOf(status, "Uid:"), unit: cgroup.Parse(group).Unit, comm: "kubelet"}
 		if p.unit != "" && !safetext.UnitName(p.unit) {
 			t.Fatalf("unit %q", p.unit)

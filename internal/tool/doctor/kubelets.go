@@ -131,24 +131,16 @@ const maxSockets = 8 << 20
 
 // rootDir returns the kubelet's root directory. Each kubelet listens in pod-resources below it
 // (by default since v1.15), no matter which distribution, flag or file sets the directory. proc is
-// the kubelet's directory in /proc; only root can read its descriptors.
+// the kubelet's directory in /proc.
 func rootDir(proc string) (string, error) {
-	sockets, err := socketsOf(proc)
-	if err != nil {
-		return "", err
-	}
-	list, err := readSome(filepath.Join(proc, "net/unix"), maxSockets)
+	own, err := listening(proc)
 	if err != nil {
 		return "", err
 	}
 	var dirs []string
-	for line := range strings.Lines(string(list)) {
-		// Num RefCount Protocol Flags Type St Inode Path. The kubelet renames the socket after
-		// it was bound, within its directory.
-		fields := strings.Fields(line)
-		_, bound, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
-		dir := path.Dir("/" + bound)
-		if len(fields) > 7 && slices.Contains(sockets, fields[6]) && path.Base(dir) == "pod-resources" {
+	for _, socket := range own.paths {
+		// The kubelet renames the socket after it was bound, within its directory.
+		if dir := path.Dir(socket); path.Base(dir) == "pod-resources" {
 			dirs = append(dirs, path.Dir(dir))
 		}
 	}
@@ -163,8 +155,13 @@ func rootDir(proc string) (string, error) {
 	return "", fmt.Errorf("it listens in %d directories pod-resources", len(dirs))
 }
 
-// socketsOf returns the inodes of a process's sockets.
-func socketsOf(proc string) (inodes []string, err error) {
+// sockets are the TCP ports and the paths of the Unix sockets on which a process listens.
+type sockets struct{ ports, paths []string }
+
+// listening returns the sockets of a process. proc is its directory in /proc; only root can read
+// its descriptors.
+func listening(proc string) (s sockets, err error) {
+	var inodes []string
 	descriptors, err := os.ReadDir(filepath.Join(proc, "fd"))
 	for _, d := range descriptors {
 		target, _ := os.Readlink(filepath.Join(proc, "fd", d.Name())) // an error: it was closed
@@ -172,33 +169,30 @@ func socketsOf(proc string) (inodes []string, err error) {
 			inodes = append(inodes, strings.TrimSuffix(inode, "]"))
 		}
 	}
-	return inodes, err
-}
-
-// listening returns the TCP ports and the paths of the Unix sockets on which a process listens.
-func (x *diagnosis) listening(ctx context.Context, pid int) (ports, paths []string) {
-	proc := x.procPath(pid)
-	// An error: it has ended, or is hidden.
-	both, _ := look(ctx, x, proc, func() (both [2][]string, err error) {
-		inodes, err := socketsOf(proc)
-		for _, table := range []string{"net/tcp", "net/tcp6", "net/unix"} {
-			list, _ := readSome(filepath.Join(proc, table), maxSockets) // there may be no IPv6
-			for line := range strings.Lines(string(list)) {
-				// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
-				// Num RefCount Protocol Flags Type St Inode Path
-				switch fields := strings.Fields(line); {
-				case len(fields) > 9 && fields[3] == "0A" && slices.Contains(inodes, fields[9]):
-					_, port, _ := strings.Cut(fields[1], ":")
-					n, _ := strconv.ParseUint(port, 16, 16)
-					both[0] = append(both[0], strconv.FormatUint(n, 10))
-				case len(fields) == 8 && fields[3] == "00010000" && path.IsAbs(fields[7]) && slices.Contains(inodes, fields[6]):
-					both[1] = append(both[1], fields[7])
-				}
+	for _, table := range []string{"net/tcp", "net/tcp6", "net/unix"} {
+		list, _ := readSome(filepath.Join(proc, table), maxSockets) // there may be no IPv6
+		for line := range strings.Lines(string(list)) {
+			// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
+			// Num RefCount Protocol Flags Type St Inode Path
+			switch fields := strings.Fields(line); {
+			case len(fields) > 9 && fields[3] == "0A" && slices.Contains(inodes, fields[9]):
+				_, port, _ := strings.Cut(fields[1], ":")
+				n, _ := strconv.ParseUint(port, 16, 16)
+				s.ports = append(s.ports, strconv.FormatUint(n, 10))
+			case len(fields) > 7 && fields[3] == "00010000" && slices.Contains(inodes, fields[6]):
+				_, bound, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
+				s.paths = append(s.paths, path.Clean("/"+bound))
 			}
 		}
-		return both, err
-	})
-	return both[0], both[1]
+	}
+	return s, err
+}
+
+// listening returns the sockets of a process; none if it has ended, or is hidden.
+func (x *diagnosis) listening(ctx context.Context, pid int) sockets {
+	proc := x.procPath(pid)
+	s, _ := look(ctx, x, proc, func() (sockets, error) { return listening(proc) })
+	return s
 }
 
 // procPath returns the path of a file of a process in /proc.

@@ -149,7 +149,7 @@ func (x *diagnosis) largest(ctx context.Context, point, lacks string) (text, fil
 	}
 	most := slices.MaxFunc(sortedKeys(uses), func(a, b string) int { return cmp.Compare(uses[a], uses[b]) })
 	if lacks == "inodes" {
-		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), count(int(uses[most]), "file")), ""
+		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), safetext.Count(int(uses[most]), "file")), ""
 	}
 	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(most), uses[most]), most
 }

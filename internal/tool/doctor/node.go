@@ -166,18 +166,7 @@ func (x *diagnosis) directory(ctx context.Context) {
 	case !at.IsDir():
 		x.finding("", "plugins_registry", "plugins-registry-not-directory", shown+" is "+at.Kind(), "a directory", append(x.remove(ctx, dir, at), x.kubelet.restart(), systemctl("restart", serviceUnit))...)
 	default:
-		err := x.trusted(ctx, dir)
-		e, known := errors.AsType[*trust.Error](err)
-		switch {
-		case known && e.Command.Name == "chmod" && x.sameFile(ctx, e.Path, dir):
-			x.finding("", "plugins_registry", "plugins-registry-writable",
-				fmt.Sprintf("other users than root may write to %s (mode %04o): they could register any driver", shown, at.Mode&0o777),
-				"mode 0750", run("chmod", "0750", e.Path))
-		case err != nil:
-			x.replaceable(dir, err)
-		default:
-			x.checked("", "plugins_registry", OK, "%s", shown)
-		}
+		x.replaceable(dir, x.trusted(ctx, dir))
 		x.space(ctx, dir)
 	}
 }
@@ -213,10 +202,15 @@ func (x *diagnosis) trusted(ctx context.Context, file string) error {
 	})
 }
 
-// replaceable reports that users other than root own plugins_registry or can replace it.
+// replaceable reports an error of trusted about plugins_registry: users other than root can write
+// to it, or replace it.
 func (x *diagnosis) replaceable(dir string, err error) {
 	untrusted, ok := errors.AsType[*trust.Error](err)
-	if !ok {
+	switch {
+	case err == nil:
+		x.checked("", "plugins_registry", OK, "%s", safetext.Word(dir))
+		return
+	case !ok:
 		x.checked("", "plugins_registry", Skipped, "who may replace %s is not known: %v", safetext.Word(dir), err)
 		return
 	}
@@ -225,8 +219,8 @@ func (x *diagnosis) replaceable(dir string, err error) {
 		fix = Fix{Command: c}
 	}
 	x.finding("", "plugins_registry", "plugins-registry-writable",
-		fmt.Sprintf("%v: other users than root could replace %s, and register any driver", untrusted, safetext.Word(dir)),
-		"only root can change a directory on its path", fix)
+		fmt.Sprintf("%v: other users than root could write to %s, or replace it, and register any driver", untrusted, safetext.Word(dir)),
+		"only root can change it, or a directory on its path", fix)
 }
 
 // watching checks that the kubelet watches the directory in which we publish. Once that is removed,

@@ -74,7 +74,7 @@ func (x *diagnosis) written(ctx context.Context, w misplaced) string {
 	if err != nil {
 		return ", which has written an unknown number of bytes there"
 	}
-	return fmt.Sprintf(", %s in %s", count(int(size), "byte"), count(files, "file"))
+	return fmt.Sprintf(", %s in %s", safetext.Count(int(size), "byte"), safetext.Count(files, "file"))
 }
 
 // saved is where the fix moves what pods have written in the wrong place.

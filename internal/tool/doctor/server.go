@@ -190,8 +190,8 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	}
 	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
 	pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
-	ports, sockets := x.listening(ctx, pid)
-	sockets = slices.DeleteFunc(sockets, func(path string) bool { return path == d.Socket })
+	own := x.listening(ctx, pid)
+	ports, sockets := own.ports, slices.DeleteFunc(own.paths, func(path string) bool { return path == d.Socket })
 	wrong, correct := x.obstacle(ctx, last.unit, path.Dir(d.Socket), "no such file, mkdir: file exists, not permitted, permission denied")
 	if wrong != "" {
 		found += "; " + wrong

@@ -211,12 +211,12 @@ func (x *diagnosis) store(p map[string]string) {
 	case err != nil: // an older systemctl does not show it
 		x.checked("", "descriptor store", Skipped, "systemd does not show its size")
 	case places < enabled || places == 0:
-		problem("store-too-small", fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, count(enabled, "driver")),
+		problem("store-too-small", fmt.Sprintf("FileDescriptorStoreMax= is %d, for %s", places, safetext.Count(enabled, "driver")),
 			"the others", "as many as there are drivers, or FileDescriptorStoreMax=", "FileDescriptorStoreMax")
 	case !slices.Contains(strings.Fields(p["ExecStart"]), "--keep-sockets"):
 		problem("sockets-not-kept", "the daemon is started without --keep-sockets", "all drivers", "ExecStart= has --keep-sockets,", "ExecStart")
 	default:
-		x.checked("", "descriptor store", OK, "%s", count(places, "place"))
+		x.checked("", "descriptor store", OK, "%s", safetext.Count(places, "place"))
 	}
 	if w := p["WatchdogUSec"]; w != "0" && w != "infinity" {
 		x.checked("", "watchdog", OK, "%s", w)
@@ -247,7 +247,7 @@ func (x *diagnosis) http(ctx context.Context) {
 func (x *diagnosis) holder(ctx context.Context, port string) process {
 	all, _ := x.processes(ctx)
 	for _, p := range all {
-		if ports, _ := x.listening(ctx, p.pid); p.pid > 1 && slices.Contains(ports, port) {
+		if p.pid > 1 && slices.Contains(x.listening(ctx, p.pid).ports, port) {
 			return p
 		}
 	}

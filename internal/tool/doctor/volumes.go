@@ -279,7 +279,7 @@ func (x *diagnosis) stuckVolumes() string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; %s in use, which the kubelet cannot unmount while the driver is not registered", count(n, "volume"))
+	return fmt.Sprintf("; %s in use, which the kubelet cannot unmount while the driver is not registered", safetext.Count(n, "volume"))
 }
 
 // volumesOf returns the number of a driver's volumes that are in use, as far as they can be read.

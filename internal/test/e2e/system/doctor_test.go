@@ -139,7 +139,7 @@ var sicknesses = map[string][]sickness{
 		{id: "plugins-registry-link", breaks: "systemctl stop kubelet.service; mkdir -p /data; mv " + registry + " /data/registry; ln -s /data/registry " + registry + "; systemctl restart " + unit + "; systemctl start kubelet.service",
 			after: "systemctl stop kubelet.service; umount " + registry + "; systemctl restart " + unit + "; systemctl start kubelet.service"},
 		{id: "plugins-registry-writable", breaks: "chmod 0777 " + registry},
-		{id: "plugins-registry-writable", breaks: "chmod a+w /var/lib/kubelet", seen: "could replace"},
+		{id: "plugins-registry-writable", breaks: "chmod a+w /var/lib/kubelet", seen: "or replace it"},
 		{id: "kubelet-watches-deleted", breaks: "systemctl stop " + unit + "; mv " + registry + " /var/lib/kubelet/old; mkdir -m 0750 " + registry + "; systemctl start " + unit,
 			after: "rm -rf /var/lib/kubelet/old"},
 		{id: "plugins-registry-missing", breaks: "systemctl stop " + unit + "; rm -rf " + registry},
