@@ -102,7 +102,7 @@ func (o *Observer) AskNow() {
 	o.mu.Lock()
 	o.askNow = true
 	o.mu.Unlock()
-	give(o.wake)
+	rate.Hint(o.wake)
 }
 
 // Follow implements registrar.Driver.
@@ -112,15 +112,7 @@ func (o *Observer) Follow(enabled, registered bool, probeEvery time.Duration) {
 	o.enabled, o.registered, o.probeEvery = enabled, registered, probeEvery
 	o.mu.Unlock()
 	if changed {
-		give(o.wake)
-	}
-}
-
-// give gives a hint.
-func give(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+		rate.Hint(o.wake)
 	}
 }
 
@@ -204,7 +196,7 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	if ctx.Err() == nil && rep.Driver != "" { // else what is due stays due
 		o.answered(rep, now, time.Now())
 	}
-	give(o.hints)
+	rate.Hint(o.hints)
 }
 
 // slow shows that a driver that is not ready has not answered for a while.
@@ -213,7 +205,7 @@ func (o *Observer) slow(rep status.Report) {
 	defer o.mu.Unlock()
 	if o.view.Driver != status.Ready {
 		o.view.Driver, o.view.Reason = rep.Driver, rep.Reason
-		give(o.hints)
+		rate.Hint(o.hints)
 	}
 }
 
