@@ -49,7 +49,11 @@ func Serve(ctx, cut context.Context, l Listener, dial Dial, rec *Recorder) error
 	ctx, cancel := context.WithCancel(ctx)
 	copying, ended := context.WithCancel(context.WithoutCancel(ctx))
 	var copies, shows sync.WaitGroup
-	shows.Go(func() { rec.showLong(copying) })
+	shows.Go(func() {
+		for rate.Pause(copying, time.Second) {
+			rec.showRunning(time.Now())
+		}
+	})
 	defer func() {
 		cancel()
 		l.Close()

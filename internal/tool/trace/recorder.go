@@ -6,13 +6,10 @@
 package trace
 
 import (
-	"context"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
-
-	"csi-registrar/internal/sys/rate"
 )
 
 const (
@@ -118,13 +115,7 @@ func (r *Recorder) emit(c Call) {
 	}
 }
 
-// showLong shows calls that take long, until ctx is done.
-func (r *Recorder) showLong(ctx context.Context) {
-	for rate.Pause(ctx, time.Second) {
-		r.showRunning(time.Now())
-	}
-}
-
+// showRunning shows calls that take long, once.
 func (r *Recorder) showRunning(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -67,6 +67,9 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	} else {
 		fmt.Fprintf(&b, "%-28s  %6s  %6s  %7s  %7s  %7s\n", "CALL", "CALLS", "ERRORS", "MEDIAN", "P99", "SLOWEST")
 	}
+	byName := func(a, b string) int { // without the service
+		return cmp.Or(strings.Compare(Call{Method: a}.Name(), Call{Method: b}.Name()), strings.Compare(a, b))
+	}
 	for _, name := range slices.SortedFunc(maps.Keys(r.methods), byName) {
 		s := r.methods[name]
 		fmt.Fprintf(&b, "%-28s  %6d  %6d  %7s  %7s  %7s\n", safetext.Clean(Call{Method: name}.Name(), 28),
@@ -85,11 +88,6 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// byName sorts methods by their names without the service.
-func byName(a, b string) int {
-	return cmp.Or(strings.Compare(Call{Method: a}.Name(), Call{Method: b}.Name()), strings.Compare(a, b))
 }
 
 // Table lays out calls for a terminal.
