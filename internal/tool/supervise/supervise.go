@@ -56,7 +56,11 @@ var ErrNotServing = errors.New("the driver does not serve yet")
 func (s *Supervisor) Wait(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var feeding sync.WaitGroup
-	feeding.Go(func() { s.feedUntil(ctx) })
+	feeding.Go(func() {
+		for ok := s.Watchdog > 0; ok; ok = rate.Pause(ctx, s.Watchdog/3) {
+			s.feed()
+		}
+	})
 	defer feeding.Wait()
 	defer cancel()
 
@@ -88,16 +92,6 @@ func (s *Supervisor) Wait(ctx context.Context) error {
 			return ErrEnded
 		}
 		return fmt.Errorf("%w: %s", ErrNotServing, last)
-	}
-}
-
-// feedUntil feeds the watchdog, if there is one, until ctx is done.
-func (s *Supervisor) feedUntil(ctx context.Context) {
-	if s.Watchdog == 0 {
-		return
-	}
-	for ok := true; ok; ok = rate.Pause(ctx, s.Watchdog/3) {
-		s.feed()
 	}
 }
 
