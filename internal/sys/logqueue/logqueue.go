@@ -84,9 +84,8 @@ func (q *Queue) report(ctx context.Context, own slog.Handler) {
 
 // Close writes what is queued, for a moment at most. Later entries are lost.
 func (q *Queue) Close() {
+	defer q.abort()
 	q.stop()
-	timer := time.AfterFunc(flushWithin, q.abort)
-	defer timer.Stop()
 	select {
 	case <-q.ended:
 	case <-time.After(flushWithin): // a Write to standard error does not end with its context
