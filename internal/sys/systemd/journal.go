@@ -104,7 +104,7 @@ func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
 // write sends an entry, as soon as there is room for it.
 func (h *journalHandler) write(ctx context.Context, record slog.Record, message string, fields map[string]string) {
 	level := priority(record.Level)
-	for {
+	for ok := true; ok; ok = rate.Pause(ctx, sendPause) {
 		// journald has the time of receipt
 		if late := time.Since(record.Time).Round(time.Second); late > time.Second {
 			fields["CSI_DELAYED"] = late.String()
@@ -120,9 +120,6 @@ func (h *journalHandler) write(ctx context.Context, record slog.Record, message 
 			// Standard error is connected to journald, too, which parses the level, and splits
 			// what does not fit into a datagram (200 kB).
 			_, _ = fmt.Fprintf(h.Stderr, "<%d>%s journal_error=%q\n", level, message, err)
-			return
-		}
-		if !rate.Pause(ctx, sendPause) {
 			return
 		}
 	}
