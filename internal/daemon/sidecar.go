@@ -39,7 +39,12 @@ func RunSidecar(ctx context.Context, o Options, flags sidecar.Options) error {
 		named := d.parts.Driver(flags.Driver(""))
 		d.parts.named = named
 		named.Follow(true, false, 0)
-		if err := errors.Join(d.parts.open(c.Kubelet.RootDir), s.serveHealth(ctx)); err != nil {
+		var profiles http.Handler
+		if flags.PProf {
+			profiles = control.Profiles()
+		}
+		health := sidecar.Handler(s.healthy, profiles)
+		if err := errors.Join(d.parts.open(c.Kubelet.RootDir), s.serveTCP(ctx, flags.HTTPAddr, health)); err != nil {
 			return err
 		}
 		d.onHangup(ctx, func() { log.Info("nothing to reload: the flags are the configuration") })
@@ -89,15 +94,6 @@ func (s *sidecarRun) follow(ctx context.Context, named registrar.Driver) {
 		shown.Driver, shown.Reason = view.Driver, view.Reason
 		s.agent.Unnamed(shown)
 	}
-}
-
-// serveHealth serves /healthz at the address that node-driver-registrar would use.
-func (s *sidecarRun) serveHealth(ctx context.Context) error {
-	var profiles http.Handler
-	if s.flags.PProf {
-		profiles = control.Profiles()
-	}
-	return s.serveTCP(ctx, s.flags.HTTPAddr, sidecar.Handler(s.healthy, profiles))
 }
 
 // healthy reports whether the registration socket is in place, or that of the host's csi-registrar:
