@@ -154,17 +154,14 @@ func stateText(d status.Driver, now time.Time) string {
 	if !d.Down() {
 		return state
 	}
-	return fmt.Sprintf("%s, driver %s for %s", state, downWord(d), age(now.Sub(d.DriverSince)))
-}
-
-func downWord(d status.Driver) string {
+	driver := safetext.Clean(string(d.Driver), maxState)
 	switch d.Driver {
 	case status.Absent:
-		return "down"
+		driver = "down"
 	case status.Starting:
-		return "not ready"
+		driver = "not ready"
 	}
-	return safetext.Clean(string(d.Driver), maxState)
+	return fmt.Sprintf("%s, driver %s for %s", state, driver, age(now.Sub(d.DriverSince)))
 }
 
 func colourOf(d status.Driver) string {
