@@ -16,23 +16,15 @@ import (
 	"csi-registrar/internal/sys/safetext"
 )
 
-// flags returns the command line without the program, $(VAR) not expanded yet.
-func (c container) flags() ([]string, error) {
-	if len(c.Command) == 0 {
-		return c.Args, nil
-	}
-	program := path.Base(c.Command[0])
-	if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
-		return nil, withHint(hintByHand, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program))
-	}
-	return slices.Concat(c.Command[1:], c.Args), nil
-}
-
 // flag returns the expanded value of a flag, and whether the command line has it.
 func (c container) flag(name string) (value string, found bool, err error) {
-	args, err := c.flags()
-	if err != nil {
-		return "", false, err
+	args := c.Args
+	if len(c.Command) > 0 {
+		program := path.Base(c.Command[0])
+		if slices.Contains([]string{"sh", "bash", "ash", "dash"}, program) {
+			return "", false, withHint(hintByHand, fmt.Errorf("it is started by a shell (%s), whose script is not parsed", program))
+		}
+		args = slices.Concat(c.Command[1:], c.Args)
 	}
 	for i, arg := range args {
 		if !strings.HasPrefix(arg, "-") {

@@ -68,7 +68,11 @@ func Import(manifests []Manifest, names []GivenName) Result {
 		switch {
 		case errors.Is(err, errAmbiguous): // checkNames has refused it
 		case err != nil:
-			res.Refused = append(res.Refused, r.refusal(err, len(rs) == 1))
+			hint := hintFor(err)
+			if errors.Is(err, errName) {
+				hint = r.nameHint(len(rs) == 1)
+			}
+			res.refuse(fmt.Sprintf("%s, container %s", r.workload, safetext.Word(r.container.Name)), hint, "%s", err)
 		default:
 			res.add(registrar)
 		}

@@ -129,14 +129,18 @@ func (r *registration) ownName(known map[string]bool, releases map[string][]stri
 			}
 		}
 	}
-	dir, inPath := r.directory(), r.nameInPath(known)
+	// It need not be the last directory: TopoLVM's socket is in topolvm.io/node.
+	dir, inPath := r.directory(), path.Dir(r.endpoint)
+	for inPath != "/" && !known[path.Base(inPath)] {
+		inPath = path.Dir(inPath)
+	}
 	switch {
 	case len(names) == 1:
 		r.driver = names[0]
 	case slices.Contains(names, dir):
 		r.driver = dir
-	case len(names) == 0 && inPath != "":
-		r.driver = inPath
+	case len(names) == 0 && inPath != "/":
+		r.driver = path.Base(inPath)
 	case len(names) > 1:
 		slices.Sort(names)
 		r.candidates = names
@@ -145,17 +149,6 @@ func (r *registration) ownName(known map[string]bool, releases map[string][]stri
 			r.driver = names[0]
 		}
 	}
-}
-
-// nameInPath returns the name of the CSIDriver object that a directory on the socket's path has. It
-// need not be the last one: TopoLVM's socket is in topolvm.io/node.
-func (r *registration) nameInPath(known map[string]bool) string {
-	for dir := path.Dir(r.endpoint); dir != "/"; dir = path.Dir(dir) {
-		if known[path.Base(dir)] {
-			return path.Base(dir)
-		}
-	}
-	return ""
 }
 
 // directory is the name of the directory of the driver's socket. By custom it is the driver's name.

@@ -193,12 +193,3 @@ func (r *registration) owner() string {
 	}
 	return fmt.Sprint(users[0])
 }
-
-// refusal returns the Refusal for an error. alone means that there is no other registrar.
-func (r *registration) refusal(err error, alone bool) Refusal {
-	hint := hintFor(err)
-	if errors.Is(err, errName) {
-		hint = r.nameHint(alone)
-	}
-	return Refusal{fmt.Sprintf("%s, container %s", r.workload, safetext.Word(r.container.Name)), err.Error(), hint}
-}
