@@ -58,7 +58,7 @@ func NewClient(path string) *Client { return &Client{path: path, limit: answerTi
 
 // Status requests the status document.
 func (c *Client) Status(ctx context.Context) (s status.Document, err error) {
-	doc, err := c.get(ctx, "/v1/status")
+	doc, err := c.call(ctx, http.MethodGet, "/v1/status", c.limit)
 	if err == nil {
 		s, err = decode(doc)
 	}
@@ -78,15 +78,16 @@ func decode(doc []byte) (s status.Document, err error) {
 
 // Metrics requests the metrics, in Prometheus' text format.
 func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
-	text, err := c.get(ctx, "/metrics")
+	text, err := c.call(ctx, http.MethodGet, "/metrics", c.limit)
 	if err != nil {
 		return nil, fmt.Errorf("cannot get the metrics: %w", err)
 	}
 	return text, nil
 }
 
-func (c *Client) get(ctx context.Context, target string) ([]byte, error) {
-	body, err := c.send(ctx, http.MethodGet, target, c.limit)
+// call is send for an answer that is read as a whole.
+func (c *Client) call(ctx context.Context, method, target string, limit time.Duration) ([]byte, error) {
+	body, err := c.send(ctx, method, target, limit)
 	if err != nil {
 		return nil, err
 	}
@@ -132,11 +133,10 @@ func (c *Client) Watch(ctx context.Context) iter.Seq2[status.Document, error] {
 // Reload makes the daemon read its configuration again, see Backend. An *Error contains the errors
 // of the configuration, one in each line.
 func (c *Client) Reload(ctx context.Context, force bool) (notes []string, err error) {
-	body, err := c.send(ctx, http.MethodPost, fmt.Sprintf("/v1/reload?force=%t", force), reloadTimeout)
+	text, err := c.call(ctx, http.MethodPost, fmt.Sprintf("/v1/reload?force=%t", force), reloadTimeout)
 	var answer reloaded
 	if err == nil {
-		defer body.Close()
-		err = json.NewDecoder(io.LimitReader(body, maxAnswer)).Decode(&answer)
+		err = json.Unmarshal(text, &answer)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot reload the configuration: %w", err)
@@ -147,11 +147,8 @@ func (c *Client) Reload(ctx context.Context, force bool) (notes []string, err er
 // Reregister makes the daemon register the driver again. An *Error is the reason if it refuses.
 func (c *Client) Reregister(ctx context.Context, name string, force bool) error {
 	path := fmt.Sprintf("/v1/drivers/%s/reregister?force=%t", url.PathEscape(name), force)
-	body, err := c.send(ctx, http.MethodPost, path, c.limit)
-	switch _, refused := errors.AsType[*Error](err); {
-	case err == nil:
-		return body.Close()
-	case refused:
+	_, err := c.call(ctx, http.MethodPost, path, c.limit)
+	if _, refused := errors.AsType[*Error](err); refused || err == nil {
 		return err // its text names the driver and the request
 	}
 	return fmt.Errorf("cannot register %s again: %w", name, err)
