@@ -141,11 +141,8 @@ func locate(all []mountinfo.Mount, path string) (string, error) {
 	// Follow the path from the root: of the mounts on a mount the first one on the way counts,
 	// because it hides the deeper ones.
 	var top mountinfo.Mount
-	for _, m := range above {
-		if m.Point == "/" {
-			top = m
-			break
-		}
+	if i := slices.IndexFunc(above, func(m mountinfo.Mount) bool { return m.Point == "/" }); i >= 0 {
+		top = above[i]
 	}
 	for next := (mountinfo.Mount{}); ; next = (mountinfo.Mount{}) {
 		for _, m := range above {
