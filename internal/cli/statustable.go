@@ -42,7 +42,11 @@ func statusTable(s status.Document, p page, now time.Time) string {
 	}
 	row("VOLUMES", "DRIVER", p.paint(bold, "STATE"), "SINCE", "KUBELET")
 	for _, d := range s.Drivers {
-		row(cmp.Or(volumesText(d), "-"), nameOf(d), p.paint(colourOf(d), stateText(d, now)), sinceColumn(d, now), kubeletColumn(d, now))
+		since := "-"
+		if !d.Since.IsZero() {
+			since = age(now.Sub(d.Since))
+		}
+		row(cmp.Or(volumesText(d), "-"), nameOf(d), p.paint(colourOf(d), stateText(d, now)), since, kubeletColumn(d, now))
 	}
 	w.Flush() // to memory
 	lines := slices.Collect(strings.Lines(rows.String()))
@@ -126,13 +130,6 @@ func configErrorText(text string, p page) string {
 // answers.
 func nameOf(d status.Driver) string {
 	return cmp.Or(safetext.Clean(d.Name, maxLine), "(no name yet)")
-}
-
-func sinceColumn(d status.Driver, now time.Time) string {
-	if d.Since.IsZero() {
-		return "-"
-	}
-	return age(now.Sub(d.Since))
 }
 
 // kubeletColumn formats the kubelet's last answer.
