@@ -86,6 +86,9 @@ var pathInError = regexp.MustCompile(`(?:^|[\s"'‘=(\[]|unix:|::)(/[\w.@%+,~/-]
 func (x *diagnosis) obstacles(ctx context.Context, unit, why string) (text string, fix []Fix) {
 	for _, m := range pathInError.FindAllStringSubmatch(why, 10) {
 		found, correct := x.obstacle(ctx, unit, path.Clean(m[1]), why)
+		if named, _ := x.placeInUnit(ctx, unit, m[1]); named == "" && x.userOf(ctx, unit) != "root" {
+			correct = []Fix{note("correct that, if it is for %s: its program, of another user, can name any file", unit)}
+		}
 		if found == "" || text != "" && !certain(correct) {
 			continue
 		}
@@ -111,6 +114,11 @@ func (x *diagnosis) obstacle(ctx context.Context, unit, file, why string) (text 
 	return text, fix
 }
 
+// userOf returns the user of a unit.
+func (x *diagnosis) userOf(ctx context.Context, unit string) string {
+	return cmp.Or(x.show(ctx, unit, "User")["User"], "root")
+}
+
 func (x *diagnosis) wrong(ctx context.Context, unit, file, why string) (text string, fix []Fix) {
 	says := func(words string) bool { return regexp.MustCompile("(?i)" + words).MatchString(why) }
 	p := x.follow(ctx, file)
@@ -123,9 +131,9 @@ func (x *diagnosis) wrong(ctx context.Context, unit, file, why string) (text str
 	point := cmp.Or(m.Point, "/")
 	shown, word, mount := safetext.Word(p.name), safetext.ShellWord(p.name), safetext.Word(point)
 	covered := shown + " does not exist; what is mounted at " + mount + ", type " + safetext.Word(m.Type) + ", can cover it"
-	exec := strings.Contains(why, "spawning "+file) || strings.Contains(why, "exec "+file)
 	empty := p.err == nil && at.IsRegular() && p.st.Size == 0
 	place, _ := x.placeInUnit(ctx, unit, file)
+	exec := strings.Contains(why, "spawning "+file) || strings.Contains(why, "exec "+file)
 	put := note("put %s back, or correct %s", safetext.ShellWord(file), cmp.Or(place, "what names it"))
 	var head []byte
 	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
@@ -203,7 +211,7 @@ const right, enter, use = 0o300, 0o100, 0o400
 func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit string) (why string, fix []Fix) {
 	p := x.follow(ctx, file)
 	at := p.file()
-	user := cmp.Or(x.show(ctx, unit, "User")["User"], "root")
+	user := x.userOf(ctx, unit)
 	ids, unknown := trust.Users(trust.SocketOwner(user))
 	bits, shown := at.Mode&0o777, safetext.Word(file)
 	if len(ids) > 0 && at.UID != ids[0] {
@@ -223,11 +231,8 @@ func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit s
 	case at.UID == ids[0]:
 		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", shown, at.Mode&0o777), []Fix{run("chmod", "u+rwX", file)}
 	}
-	why = fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user))
-	if need == enter {
-		return why, []Fix{note("if %s may enter it:", safetext.ShellWord(user)), optional(run("chmod", "o+x", file))}
-	}
-	return why, []Fix{note("if it is for %s:", safetext.ShellWord(user)), optional(run("chown", user, file))}
+	return fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user)),
+		[]Fix{note("if %s is for %s, give it to that user", safetext.ShellWord(file), safetext.ShellWord(user))}
 }
 
 // aside matches what is appended to the name of a file that is set aside.

@@ -105,7 +105,23 @@ func TestObstacleOfAUser(t *testing.T) {
 	x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
 	dir := n.path("data/volumes")
 	found, fix := x.obstacles(t.Context(), "nfs.service", "mkdir "+dir+"/a: permission denied")
-	if !strings.HasPrefix(found, "; "+dir+" has mode 0700 and belongs to ") || !strings.HasSuffix(found, ", which keeps 65534 out") || lines(fix) != "# if it is for 65534:\n# chown 65534 "+dir {
+	if !strings.HasPrefix(found, "; "+dir+" has mode 0700 and belongs to ") || !strings.HasSuffix(found, ", which keeps 65534 out") || len(fix) != 1 || !fix[0].IsComment() {
+		t.Errorf("%s\n%s", found, lines(fix))
+	}
+
+	// It can log the path of any file: only what its unit names is corrected.
+	chmod(t, n.root, 0o755)
+	n.write("etc/secret", "x")
+	secret := n.path("etc/secret")
+	for _, forged := range []string{"mkdir " + secret + "/a: not a directory", "Failed at step EXEC spawning " + secret + ": Permission denied"} {
+		found, fix = x.obstacles(t.Context(), "nfs.service", forged)
+		if found == "" || !fix[0].IsComment() || len(fix) != 1 {
+			t.Errorf("%s\n%s", found, lines(fix))
+		}
+	}
+	n.write("etc/systemd/system/nfs.service", "[Service]\nExecStart=/usr/bin/nfs "+secret+"/a\n")
+	n.units["nfs.service"]["FragmentPath"] = "/etc/systemd/system/nfs.service"
+	if found, fix = x.obstacles(t.Context(), "nfs.service", "mkdir "+secret+"/a: not a directory"); fix[0].IsComment() {
 		t.Errorf("%s\n%s", found, lines(fix))
 	}
 }
