@@ -1,12 +1,9 @@
 package fswatch
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -70,34 +67,6 @@ func (i *inotify) remove(wd int32) {
 
 func (i *inotify) read(buf []byte) (int, error) { return i.file.Read(buf) }
 func (i *inotify) close() error                 { return i.file.Close() }
-
-// event is a struct inotify_event (inotify(7)). name points into the buffer; it is empty if the
-// event is about the directory itself.
-type event struct {
-	wd   int32
-	mask uint32
-	name []byte
-}
-
-func events(buf []byte) iter.Seq[event] {
-	return func(yield func(event) bool) {
-		for len(buf) >= unix.SizeofInotifyEvent {
-			e := event{
-				wd:   int32(binary.NativeEndian.Uint32(buf)),
-				mask: binary.NativeEndian.Uint32(buf[4:]),
-			}
-			end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
-			if end > len(buf) {
-				return // the kernel writes whole events only
-			}
-			e.name, _, _ = bytes.Cut(buf[unix.SizeofInotifyEvent:end], []byte{0})
-			buf = buf[end:]
-			if !yield(e) {
-				return
-			}
-		}
-	}
-}
 
 // whyPolled describes why a directory cannot be watched, and the fix.
 func whyPolled(dir string, err error) error {

@@ -8,7 +8,9 @@
 package fswatch
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"os"
@@ -172,29 +174,35 @@ func (w *Watcher) read(n notifier) {
 	}
 }
 
+// dispatch starts walks for events, which are structs inotify_event (inotify(7)).
 func (w *Watcher) dispatch(buf []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for e := range events(buf) {
-		if e.mask&unix.IN_Q_OVERFLOW != 0 { // events of any path were lost
+	for len(buf) >= unix.SizeofInotifyEvent {
+		wd, mask := int32(binary.NativeEndian.Uint32(buf)), binary.NativeEndian.Uint32(buf[4:])
+		end := unix.SizeofInotifyEvent + int(binary.NativeEndian.Uint32(buf[12:]))
+		end = min(end, len(buf)) // the kernel writes whole events only
+		name, _, _ := bytes.Cut(buf[unix.SizeofInotifyEvent:end], []byte{0})
+		buf = buf[end:]
+		if mask&unix.IN_Q_OVERFLOW != 0 { // events of any path were lost
 			for r := range w.routes {
 				w.walkSoon(r, true)
 			}
 			continue
 		}
-		if e.mask&unix.IN_IGNORED != 0 {
+		if mask&unix.IN_IGNORED != 0 {
 			w.ignored++
 		}
-		if at := w.watches[e.wd]; len(e.name) > 0 {
-			w.changed(e.mask, at[string(e.name)])
-			w.changed(e.mask, at[""])
+		if at := w.watches[wd]; len(name) > 0 {
+			w.changed(mask, at[string(name)])
+			w.changed(mask, at[""])
 		} else { // about the directory itself: mode, owner, moved, deleted
 			for _, routes := range at {
-				w.changed(e.mask, routes)
+				w.changed(mask, routes)
 			}
 		}
-		if e.mask&unix.IN_IGNORED != 0 {
-			delete(w.watches, e.wd)
+		if mask&unix.IN_IGNORED != 0 {
+			delete(w.watches, wd)
 		}
 	}
 }
