@@ -148,10 +148,13 @@ func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
 	if s.ended {
 		return nil, errors.New("the descriptor store is not used any more")
 	}
-	if fd >= 0 {
-		if err := s.checkRoom(name); err != nil {
-			return nil, err
-		}
+	held := 0
+	for _, n := range s.names {
+		held += n
+	}
+	// The manager would drop it, unless it replaces one.
+	if fd >= 0 && s.options.Max > 0 && held >= s.options.Max && s.names[name] == 0 {
+		return nil, fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
 	}
 	for i, r := range s.queue {
 		if r.name == name && r.fd >= 0 { // superseded: only its removal is sent
@@ -166,22 +169,6 @@ func (s *Store) enqueue(name string, fd int) (done chan struct{}, err error) {
 	done = make(chan struct{})
 	s.queue = append(s.queue, request{name, fd, done})
 	return done, nil
-}
-
-// checkRoom returns an error if the manager would drop a descriptor of that name. s.mu must be
-// held.
-func (s *Store) checkRoom(name string) error {
-	if s.options.Max == 0 || s.names[name] > 0 { // it replaces one
-		return nil
-	}
-	held := 0
-	for _, n := range s.names {
-		held += n
-	}
-	if held < s.options.Max {
-		return nil
-	}
-	return fmt.Errorf("%w (%d of %d); raise FileDescriptorStoreMax= of the unit", ErrStoreFull, held, s.options.Max)
 }
 
 // Receive returns the descriptors of LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES: sockets on which
