@@ -27,10 +27,9 @@ type call struct {
 	notify    map[*Slot]struct{} // the Slots that get a hint when it has returned
 }
 
-// wasAbandoned reports whether the call was abandoned.
-func (c *call) wasAbandoned() bool {
+func isClosed(c chan struct{}) bool {
 	select {
-	case <-c.abandoned:
+	case <-c:
 		return true
 	default:
 		return false
@@ -52,7 +51,7 @@ func (p *Pool) Stuck() []Stuck {
 	defer p.mu.Unlock()
 	var list []Stuck
 	for path, c := range p.calls {
-		if c.wasAbandoned() {
+		if isClosed(c.abandoned) {
 			list = append(list, Stuck{Path: path, Since: c.since})
 		}
 	}
@@ -144,7 +143,7 @@ func (s *Slot) enter(ctx context.Context, limit time.Duration) (*call, error) {
 			return c, nil
 		}
 		err := context.Cause(ctx)
-		if c.wasAbandoned() || c == waited && err == nil {
+		if isClosed(c.abandoned) || c == waited && err == nil {
 			err = &NotAnswering{Path: s.path}
 		}
 		if err != nil {
@@ -169,7 +168,7 @@ const parts = 50
 func (s *Slot) await(ctx context.Context, c *call, limit time.Duration) error {
 	tick := time.NewTicker(max(limit/parts, 1))
 	defer tick.Stop()
-	for n := 0; n < parts && !c.wasAbandoned(); n++ {
+	for n := 0; n < parts && !isClosed(c.abandoned); n++ {
 		select {
 		case <-c.done:
 			return nil
@@ -188,10 +187,8 @@ func (s *Slot) abandon(c *call) bool {
 	p := s.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	select {
-	case <-c.done:
+	if isClosed(c.done) {
 		return false
-	default:
 	}
 	close(c.abandoned)
 	c.notify[s] = struct{}{}
@@ -204,7 +201,7 @@ func (s *Slot) leave(c *call) bool {
 	p.mu.Lock()
 	delete(p.calls, s.path)
 	close(c.done)
-	abandoned := c.wasAbandoned()
+	abandoned := isClosed(c.abandoned)
 	p.mu.Unlock()
 	for slot := range c.notify { // no longer changed
 		if slot.returned != nil {
