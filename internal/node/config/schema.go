@@ -144,11 +144,7 @@ func literal(v any) string {
 	case bool:
 		return strconv.FormatBool(v)
 	case []string:
-		quoted := make([]string, len(v))
-		for i, s := range v {
-			quoted[i] = strconv.Quote(s)
-		}
-		return "[" + strings.Join(quoted, ", ") + "]"
+		return `["` + strings.Join(v, `", "`) + `"]` // versions, which need no escapes
 	default:
 		return strconv.Quote(fmt.Sprint(v))
 	}

@@ -48,10 +48,8 @@ func (s Source) Watch() []string {
 
 func absolutePath(path string) string {
 	// It fails only if the working directory was removed; nothing can be watched there.
-	if abs, err := filepath.Abs(path); err == nil {
-		return abs
-	}
-	return path
+	abs, _ := filepath.Abs(path)
+	return cmp.Or(abs, path)
 }
 
 // Hidden is a file that is not read because of another one.
