@@ -43,11 +43,11 @@ type Asker interface {
 // more and more rarely while the driver is not ready, and calls Probe while it is registered. It
 // implements registrar.Driver.
 type Observer struct {
-	asker  Asker
-	hints  chan struct{}
-	wake   chan struct{}
-	cancel context.CancelFunc
-	done   chan struct{}
+	asker   Asker
+	hints   chan struct{}
+	wake    chan struct{}
+	cancel  context.CancelFunc
+	running sync.WaitGroup // of run
 
 	mu         sync.Mutex // guards the following
 	view       status.View
@@ -72,18 +72,18 @@ func Observe(a Asker) *Observer {
 	ctx, cancel := context.WithCancel(context.Background()) // until Close
 	now := time.Now()
 	o := &Observer{
-		asker: a, hints: make(chan struct{}, 1), wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		asker: a, hints: make(chan struct{}, 1), wake: make(chan struct{}, 1), cancel: cancel,
 		limit: rate.Bucket{Burst: 20, Interval: 500 * time.Millisecond}, next: now,
 		view: status.View{Report: status.Report{Driver: status.Absent, Reason: "it has not answered yet"}, LastPresent: now},
 	}
-	go o.run(ctx)
+	o.running.Go(func() { o.run(ctx) })
 	return o
 }
 
 // Close implements registrar.Driver.
 func (o *Observer) Close() {
 	o.cancel()
-	<-o.done
+	o.running.Wait()
 	o.asker.Close()
 }
 
@@ -117,7 +117,6 @@ func (o *Observer) Follow(enabled, registered bool, probeEvery time.Duration) {
 }
 
 func (o *Observer) run(ctx context.Context) {
-	defer close(o.done)
 	for ctx.Err() == nil {
 		now := time.Now()
 		at, byHint := o.due(now)
