@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -162,26 +163,23 @@ func (s *Socket) prepare(ctx context.Context, p *listener, c syscall.Conn, old *
 type listener struct {
 	Listener
 	s        *Socket
-	done     chan struct{} // closed when it accepts no more
-	warnings rate.Bucket   // guarded by s.mu
-	unsaved  atomic.Bool   // the written record is not complete
-	adopted  bool          // an earlier process published it
+	serving  sync.WaitGroup // until it accepts no more
+	warnings rate.Bucket    // guarded by s.mu
+	unsaved  atomic.Bool    // the written record is not complete
+	adopted  bool           // an earlier process published it
 
 	record         // guarded by s.mu, but for Path, Cookie and FileID, set before it is current
 	notKept string // why it is not in the descriptor store; guarded by s.mu
 }
 
 func newListener(s *Socket, l Listener, rec record) *listener {
-	return &listener{Listener: l, s: s, record: rec, done: make(chan struct{}), warnings: rate.Bucket{Burst: 1, Interval: warnPause}}
+	return &listener{Listener: l, s: s, record: rec, warnings: rate.Bucket{Burst: 1, Interval: warnPause}}
 }
 
 // serve answers the kubelet until the listener is stopped. Its goroutine is the only one of a
 // published socket.
 func (p *listener) serve() {
-	go func() {
-		defer close(p.done)
-		_ = p.s.r.server.Serve(p) // the error of Accept: it was stopped
-	}()
+	p.serving.Go(func() { _ = p.s.r.server.Serve(p) }) // the error of Accept: it was stopped
 }
 
 const (
@@ -196,7 +194,7 @@ const (
 // the next process accepts them.
 func (p *listener) stop() {
 	_ = p.Close() // fails if it is closed already
-	<-p.done
+	p.serving.Wait()
 }
 
 // Accept implements net.Listener for gRPC. It fails only when the listener is stopped.
