@@ -105,9 +105,6 @@ func StartTime(pid int) uint64 {
 	if len(fields) < 20 {
 		return 0
 	}
-	ticks, err := strconv.ParseUint(string(fields[19]), 10, 64)
-	if err != nil {
-		return 0
-	}
+	ticks, _ := strconv.ParseUint(string(fields[19]), 10, 64) // the kernel's number
 	return ticks
 }

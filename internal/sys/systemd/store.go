@@ -40,11 +40,8 @@ const (
 // $FDSTORE since systemd 254, otherwise the variable that the unit sets beside
 // FileDescriptorStoreMax=. getenv is os.Getenv.
 func StoreMax(getenv func(string) string) int {
-	limit, err := strconv.Atoi(cmp.Or(getenv("FDSTORE"), getenv("CSI_REGISTRAR_FDSTORE")))
-	if err != nil || limit < 0 {
-		return 0
-	}
-	return limit
+	limit, _ := strconv.Atoi(cmp.Or(getenv("FDSTORE"), getenv("CSI_REGISTRAR_FDSTORE")))
+	return max(limit, 0)
 }
 
 // StoreOptions configure a Store.
