@@ -129,7 +129,13 @@ func (r *configReloader) removeLeftovers(ctx context.Context) {
 		case c = <-r.leftovers:
 		case <-again:
 		}
-		names, again = append(names, r.parts.disown(c)...), nil
+		again = nil
+		for _, name := range r.parts.unclaimed(c) { // the store still has these listeners
+			names = append(names, name)
+			for _, f := range r.parts.claim(name) {
+				_ = f.Close() // a copy of what the store has; no error of it matters
+			}
+		}
 		err := r.parts.removeLeftovers(ctx, c, names)
 		if err == nil {
 			names, last = nil, ""

@@ -216,18 +216,6 @@ func (p *parts) unclaimed(c *config.Config) (names []string) {
 	return names
 }
 
-// disown closes the stored listeners of drivers that c does not name, or has disabled, and names
-// these. The store still has them.
-func (p *parts) disown(c *config.Config) []string {
-	names := p.unclaimed(c)
-	for _, name := range names {
-		for _, f := range p.claim(name) {
-			_ = f.Close() // a copy of what the store has; no error of it matters
-		}
-	}
-	return names
-}
-
 // removeLeftovers removes what an earlier process left of drivers that c does not name, or has
 // disabled; names are those of which the store has a listener.
 func (p *parts) removeLeftovers(ctx context.Context, c *config.Config, names []string) error {
