@@ -119,87 +119,145 @@ func (x *diagnosis) userOf(ctx context.Context, unit string) string {
 	return cmp.Or(x.show(ctx, unit, "User")["User"], "root")
 }
 
+// suspect is a path in an error, and how far it leads.
+type suspect struct {
+	x *diagnosis
+	place
+	unit, path, why string
+	dir             string // the last directory on it
+	system          unix.Statfs_t
+	point           string // where that file system is mounted
+	putBack         Fix
+}
+
+// wrong returns the first of the known causes that applies; text is empty if none does.
 func (x *diagnosis) wrong(ctx context.Context, unit, file, why string) (text string, fix []Fix) {
-	says := func(words string) bool { return regexp.MustCompile("(?i)" + words).MatchString(why) }
-	p := x.follow(ctx, file)
-	at, dir, missing := p.file(), p.name, errors.Is(p.err, fs.ErrNotExist)
-	if missing {
-		dir = path.Dir(p.name)
+	s := &suspect{x: x, place: x.follow(ctx, file), unit: unit, path: file, why: why}
+	if s.dir = s.name; s.missing() {
+		s.dir = path.Dir(s.name)
 	}
-	st, _ := look(ctx, x, dir, func() (st unix.Statfs_t, err error) { return st, unix.Statfs(dir, &st) })
-	lacks, m, other := lacking(st), x.mountOf(ctx, dir), ""
-	point := cmp.Or(m.Point, "/")
-	shown, word, mount := safetext.Word(p.name), safetext.ShellWord(p.name), safetext.Word(point)
-	covered := shown + " does not exist; what is mounted at " + mount + ", type " + safetext.Word(m.Type) + ", can cover it"
-	empty := p.err == nil && at.IsRegular() && p.st.Size == 0
-	place, _ := x.placeInUnit(ctx, unit, file)
-	exec := strings.Contains(why, "spawning "+file) || strings.Contains(why, "exec "+file)
-	put := note("put %s back, or correct %s", safetext.ShellWord(file), cmp.Or(place, "what names it"))
-	var head []byte
-	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
-	switch {
-	case empty || missing:
-		other = x.backup(ctx, p.name)
-	case exec && at.IsRegular():
-		head, _ = look(ctx, x, p.name, func() ([]byte, error) { return readSome(p.name, 20) })
+	s.system, _ = look(ctx, x, s.dir, func() (st unix.Statfs_t, err error) { return st, unix.Statfs(s.dir, &st) })
+	s.point = cmp.Or(x.mountOf(ctx, s.dir).Point, "/")
+	named, _ := x.placeInUnit(ctx, unit, file)
+	s.putBack = note("put %s back, or correct %s", safetext.ShellWord(file), cmp.Or(named, "what names it"))
+	for _, check := range []func(context.Context) (string, []Fix){s.fileSystem, s.modes, s.content, s.program, s.absence} {
+		if text, fix = check(ctx); text != "" {
+			break
+		}
 	}
-	need, barred, permit := uint16(use), "", []Fix(nil)
-	if p.err != nil || at.IsDir() || says("file exists") {
+	return text, fix
+}
+
+// says reports whether the error matches a pattern, in whatever case.
+func (s *suspect) says(pattern string) bool {
+	return regexp.MustCompile("(?i)" + pattern).MatchString(s.why)
+}
+
+// starts reports whether the error is about the start of the program.
+func (s *suspect) starts() bool {
+	return strings.Contains(s.why, "spawning "+s.path) || strings.Contains(s.why, "exec "+s.path)
+}
+
+func (s *suspect) missing() bool { return errors.Is(s.err, fs.ErrNotExist) }
+func (s *suspect) regular() bool { return s.err == nil && s.file().IsRegular() }
+func (s *suspect) shown() string { return safetext.Word(s.name) }
+
+// fileSystem reports that the file system does not answer, is read-only, or full.
+func (s *suspect) fileSystem(ctx context.Context) (text string, fix []Fix) {
+	switch lacks := lacking(s.system); {
+	case errors.As(s.err, new(*worker.NotAnswering)):
+		where, fix := s.x.unmount(ctx, s.name)
+		return s.shown() + " does not answer" + where, fix
+	case lacks == readOnly && s.says("read-only file system"):
+		// The mount can be read-only, or its file system; the line that does not apply may fail.
+		return s.shown() + " is on " + safetext.Word(s.point) + ", which is mounted read-only", []Fix{note("if dmesg shows no error of the disk: repair that first"),
+			run("mount", "-o", "remount,bind,rw", s.point), run("mount", "-o", "remount,rw", s.point)}
+	case lacks != "" && s.says("no space left"):
+		return s.x.full(ctx, s.dir, lacks)
+	}
+	return "", nil
+}
+
+// modes reports what forbids its use to the user of the unit.
+func (s *suspect) modes(ctx context.Context) (text string, fix []Fix) {
+	need := uint16(use)
+	if s.err != nil || s.file().IsDir() || s.says("file exists") {
 		need = right
 	}
-	if says("not permitted|permission denied|not a directory|file exists") {
-		barred, permit = x.locked(ctx, dir, need, unit)
+	if !s.says("not permitted|permission denied|not a directory|file exists") {
+		return "", nil
+	}
+	return s.x.locked(ctx, s.dir, need, s.unit)
+}
+
+// content reports a directory in place of a file, and an empty file.
+func (s *suspect) content(ctx context.Context) (text string, fix []Fix) {
+	at, empty := s.file(), s.regular() && s.st.Size == 0
+	other := ""
+	if empty {
+		other = s.x.backup(ctx, s.name)
 	}
 	switch {
-	case errors.As(p.err, new(*worker.NotAnswering)):
-		text, fix = x.unmount(ctx, p.name)
-		return shown + " does not answer" + text, fix
-	case lacks == readOnly && says("read-only file system"):
-		// The mount can be read-only, or its file system; the line that does not apply may fail.
-		return shown + " is on " + mount + ", which is mounted read-only", []Fix{note("if dmesg shows no error of the disk: repair that first"),
-			run("mount", "-o", "remount,bind,rw", point), run("mount", "-o", "remount,rw", point)}
-	case lacks != "" && says("no space left"):
-		return x.full(ctx, dir, lacks)
-	case barred != "":
-		return barred, permit
-	case at.IsDir() && (exec || says("is a directory|address already in use")):
-		return shown + " is a directory, not a file", append(x.remove(ctx, p.name, at), put)
-	case p.err == nil && slices.Contains([]string{"kubelet.crt", "kubelet.key"}, path.Base(p.name)) && (empty || says("cert|tls")):
-		base := path.Join(path.Dir(dir), "kubelet.")
-		return shown + " is not valid; the kubelet makes it and its key anew if they are not there", []Fix{run("rm", "-f", base+"crt", base+"key")}
-	case empty && other != "":
-		return shown + " is empty, and " + safetext.Word(other) + " is not", []Fix{run("mv", other, p.name)}
-	case empty && !strings.Contains(path.Base(p.name), "lock") && !says("permission denied"):
-		return shown + " is empty", []Fix{note("%s has no content: install its package again, or copy it there again", word)}
-	case exec && at.IsRegular() && at.Mode&0o111 == 0:
-		return shown + " is not executable", []Fix{run("chmod", "0755", p.name)}
-	case exec && at.IsRegular() && st.Flags&unix.ST_NOEXEC != 0:
-		return shown + " is on " + mount + ", which is mounted noexec", []Fix{run("mount", "-o", "remount,exec", point)}
-	case exec && at.IsRegular() && !strings.HasPrefix(string(head), "\x7fELF"):
-		return shown + " is a script that cannot be started", []Fix{note("the first line of %s must be #! and an interpreter that exists, without a carriage return", word), put}
-	case exec && len(own) == len(head) && string(head[18:]) != string(own[18:]):
-		return shown + " is a program for another architecture", []Fix{note("install the %s for %s", word, runtime.GOARCH)}
-	case !missing || !exec && (p.link == "" || !says("file exists")) && !says("no such file|does not exist|unmet condition"):
-		return "", nil
-	case x.unmounted(ctx, p.name) != "":
-		point = x.unmounted(ctx, p.name)
-		return shown + " is below " + safetext.Word(point) + " of /etc/fstab, which is not mounted", []Fix{run("mount", point)}
+	case at.IsDir() && (s.starts() || s.says("is a directory|address already in use")):
+		return s.shown() + " is a directory, not a file", append(s.x.remove(ctx, s.name, at), s.putBack)
+	case s.err == nil && slices.Contains([]string{"kubelet.crt", "kubelet.key"}, path.Base(s.name)) && (empty || s.says("cert|tls")):
+		base := path.Join(path.Dir(s.name), "kubelet.")
+		return s.shown() + " is not valid; the kubelet makes it and its key anew if they are not there", []Fix{run("rm", "-f", base+"crt", base+"key")}
 	case other != "":
-		return shown + " does not exist, but " + safetext.Word(other) + " does", []Fix{run("mv", "-n", other, p.name)}
-	case p.link != "":
-		fix = []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(p.target), safetext.ShellWord(p.link))}
-		if p.inside || says("mkdir") {
-			fix = []Fix{run("mkdir", "-p", p.target)}
-		}
-		return safetext.Word(p.link) + " is a link to " + safetext.Word(p.target) + ", which does not exist", fix
-	case m.Point != "" && (x.vacant(ctx, point) || x.covers(ctx, m)):
-		return covered, []Fix{note("it is empty, or covers mounts that were there before: it was mounted by mistake, or too late"), run("umount", point)}
-	case strings.Count(point, "/") > 1:
-		return covered, []Fix{put, note("or, if that mount covers it:"), optional(run("umount", point))}
-	case says("bind:") && p.inside:
-		return shown + " does not exist", []Fix{run("mkdir", "-p", path.Dir(file))}
+		return s.shown() + " is empty, and " + safetext.Word(other) + " is not", []Fix{run("mv", other, s.name)}
+	case empty && !strings.Contains(path.Base(s.name), "lock") && !s.says("permission denied"):
+		return s.shown() + " is empty", []Fix{note("%s has no content: install its package again, or copy it there again", safetext.ShellWord(s.name))}
 	}
-	return shown + " does not exist", []Fix{put}
+	return "", nil
+}
+
+// program reports why systemd cannot start a program that is there.
+func (s *suspect) program(ctx context.Context) (text string, fix []Fix) {
+	if !s.regular() || !s.starts() {
+		return "", nil
+	}
+	head, _ := look(ctx, s.x, s.name, func() ([]byte, error) { return readSome(s.name, 20) })
+	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
+	switch {
+	case s.st.Mode&0o111 == 0:
+		return s.shown() + " is not executable", []Fix{run("chmod", "0755", s.name)}
+	case s.system.Flags&unix.ST_NOEXEC != 0:
+		return s.shown() + " is on " + safetext.Word(s.point) + ", which is mounted noexec", []Fix{run("mount", "-o", "remount,exec", s.point)}
+	case !strings.HasPrefix(string(head), "\x7fELF"):
+		return s.shown() + " is a script that cannot be started",
+			[]Fix{note("the first line of %s must be #! and an interpreter that exists, without a carriage return", safetext.ShellWord(s.name)), s.putBack}
+	case len(own) == len(head) && string(head[18:]) != string(own[18:]):
+		return s.shown() + " is a program for another architecture", []Fix{note("install the %s for %s", safetext.ShellWord(s.name), runtime.GOARCH)}
+	}
+	return "", nil
+}
+
+// absence reports a file, or a directory on its path, that does not exist.
+func (s *suspect) absence(ctx context.Context) (text string, fix []Fix) {
+	if !s.missing() || !s.starts() && (s.link == "" || !s.says("file exists")) && !s.says("no such file|does not exist|unmet condition") {
+		return "", nil
+	}
+	other, m := s.x.backup(ctx, s.name), s.x.mountOf(ctx, s.dir)
+	covered := s.shown() + " does not exist; what is mounted at " + safetext.Word(s.point) + ", type " + safetext.Word(m.Type) + ", can cover it"
+	switch point := s.x.unmounted(ctx, s.name); {
+	case point != "":
+		return s.shown() + " is below " + safetext.Word(point) + " of /etc/fstab, which is not mounted", []Fix{run("mount", point)}
+	case other != "":
+		return s.shown() + " does not exist, but " + safetext.Word(other) + " does", []Fix{run("mv", "-n", other, s.name)}
+	case s.link != "":
+		fix = []Fix{note("create %s, or remove the link to it: rm %s", safetext.ShellWord(s.target), safetext.ShellWord(s.link))}
+		if s.inside || s.says("mkdir") {
+			fix = []Fix{run("mkdir", "-p", s.target)}
+		}
+		return safetext.Word(s.link) + " is a link to " + safetext.Word(s.target) + ", which does not exist", fix
+	case m.Point != "" && (s.x.vacant(ctx, s.point) || s.x.covers(ctx, m)):
+		return covered, []Fix{note("it is empty, or covers mounts that were there before: it was mounted by mistake, or too late"), run("umount", s.point)}
+	case strings.Count(s.point, "/") > 1:
+		return covered, []Fix{s.putBack, note("or, if that mount covers it:"), optional(run("umount", s.point))}
+	case s.says("bind:") && s.inside:
+		return s.shown() + " does not exist", []Fix{run("mkdir", "-p", path.Dir(s.path))}
+	}
+	return s.shown() + " does not exist", []Fix{s.putBack}
 }
 
 // The owner needs these modes to create files in a directory, to enter it, and to read a file.
