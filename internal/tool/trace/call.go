@@ -3,7 +3,6 @@ package trace
 import (
 	"encoding/json"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -92,17 +91,12 @@ func isName(s string) bool {
 
 // timeLimit reads a grpc-timeout: up to eight digits and a unit. 0: there is none.
 func timeLimit(s string) time.Duration {
-	units := map[byte]time.Duration{'H': time.Hour, 'M': time.Minute, 'S': time.Second,
-		'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond}
-	if len(s) < 2 || len(s) > 9 {
+	units := map[byte]string{'H': "h", 'M': "m", 'S': "s", 'm': "ms", 'u': "us", 'n': "ns"}
+	if len(s) < 2 || len(s) > 9 || strings.Trim(s[:len(s)-1], "0123456789") != "" {
 		return 0
 	}
-	n, err := strconv.ParseUint(s[:len(s)-1], 10, 32)
-	unit := units[s[len(s)-1]]
-	if err != nil || unit == time.Hour && n > 1e5 { // more hours than a Duration may have
-		return 0
-	}
-	return time.Duration(n) * unit
+	limit, _ := time.ParseDuration(s[:len(s)-1] + units[s[len(s)-1]]) // 0 after an error
+	return limit
 }
 
 // identifying are the fields that say what a call is about. The first of the subjects that is
