@@ -5,9 +5,11 @@ package safetext
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -174,4 +176,10 @@ func UnitName(s string) bool {
 		slices.Contains([]string{"service", "scope", "socket", "mount", "slice", "target", "timer", "path"}, s[dot+1:]) &&
 		strings.Trim(s, `abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:-_.\@`) == "" &&
 		!strings.ContainsAny(s[:1], `-.\@:`)
+}
+
+// Pattern compiles a regular expression on first use: the daemon is the same program as the
+// commands, and never needs theirs.
+func Pattern(expr string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

@@ -94,7 +94,7 @@ func (p Part) make(ctx context.Context, pool *worker.Pool) (string, error) {
 	return printable(string(out.text)), cmp.Or(out.full, err)
 }
 
-var field = pattern(`[^\t\n]+`)
+var field = safetext.Pattern(`[^\t\n]+`)
 
 // printable makes a text safe for a terminal, and keeps its lines and tabs.
 func printable(text string) string {

@@ -9,34 +9,31 @@ import (
 	"strings"
 	"sync"
 	"unicode"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
 // mark replaces a secret.
 const mark = "<redacted>"
 
-// pattern compiles on first use: the daemon is the same program, and never needs any of them.
-func pattern(expr string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
-
 // Patterns of secrets. They match too much rather than too little.
 var (
-	keyMark     = pattern(`-----(BEGIN|END) [^-\n]*PRIVATE KEY.*`)
-	keyBody     = pattern(`[A-Za-z0-9+/=]+\s*$`)
-	environment = pattern(`(?m)^([ \t]*[#;]*[ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)[ \t]*=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
-	userInfo    = pattern(`://[^\s"']+@`)
-	sasToken    = pattern(`(?i)((?:\b|u0026|%26)sig(?:=|%3d|\\u003d))[^\s&"'\\]+`)
-	accessKey   = pattern(`\b(?:AKIA|ASIA|AIDA|AROA)[A-Z0-9]{16}\b`)
-	userName    = pattern(`(?i)\b(user_?name\\*["']?[ \t]*[=:]+[ \t]*\\*["']?)[^\s,;&"'\\]+`)
-	goMap       = pattern(`^map\[[\w.]+\][\w.*]*\{`)
-	bearer      = pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
-	webToken    = pattern(`\beyJ[\w-]+\.[\w.-]*`)
-	longWord    = pattern(`[A-Za-z0-9+/_=-]+`)
+	keyMark     = safetext.Pattern(`-----(BEGIN|END) [^-\n]*PRIVATE KEY.*`)
+	keyBody     = safetext.Pattern(`[A-Za-z0-9+/=]+\s*$`)
+	environment = safetext.Pattern(`(?m)^([ \t]*[#;]*[ \t]*(?:Environment|SetCredential|SetCredentialEncrypted)[ \t]*=)(?:[^\n]*\\\n(?:[ \t]*[#;][^\n]*\n)*)*[^\n]*`)
+	userInfo    = safetext.Pattern(`://[^\s"']+@`)
+	sasToken    = safetext.Pattern(`(?i)((?:\b|u0026|%26)sig(?:=|%3d|\\u003d))[^\s&"'\\]+`)
+	accessKey   = safetext.Pattern(`\b(?:AKIA|ASIA|AIDA|AROA)[A-Z0-9]{16}\b`)
+	userName    = safetext.Pattern(`(?i)\b(user_?name\\*["']?[ \t]*[=:]+[ \t]*\\*["']?)[^\s,;&"'\\]+`)
+	goMap       = safetext.Pattern(`^map\[[\w.]+\][\w.*]*\{`)
+	bearer      = safetext.Pattern(`(?i)\b(bearer|basic)[ \t]+[^\s"'\\]+`)
+	webToken    = safetext.Pattern(`\beyJ[\w-]+\.[\w.-]*`)
+	longWord    = safetext.Pattern(`[A-Za-z0-9+/_=-]+`)
 
 	// named matches the name of a secret and what separates it from the value: a separator, or a
 	// space after a flag.
 	secretNames = []string{"token", "pass", "pwd", "secret", "credential", "authoriz", "cookie", "key", "signature", "context", "attributes"}
-	named       = pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|\?|[ \t]+|[{<\[])`)
+	named       = safetext.Pattern(`(?i)(?:` + strings.Join(secretNames, "|") + `)[a-z0-9_.-]*(?:\\*["'\]])*(?:[ \t]*[:=]+>?[ \t]*|\?|[ \t]+|[{<\[])`)
 )
 
 // redactor replaces text that looks like a secret, and later all repetitions of the secrets that it

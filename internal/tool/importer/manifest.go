@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"go.yaml.in/yaml/v3"
 
@@ -167,20 +165,15 @@ func (c container) isRegistrar() bool {
 		slices.ContainsFunc(slices.Concat(c.Command, c.Args), mentions)
 }
 
-// pattern compiles on first use: the daemon is the same program, and never needs any of them.
-func pattern(expr string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
-}
-
 var (
-	probePattern  = pattern(`liveness-?probe`)
-	othersPattern = pattern(`csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
-	windowsPath   = pattern(`^(unix://)?[A-Za-z]:|\\`)
-	reference     = pattern(`\$\$|\$\([^)]*\)`)
-	placeholder   = pattern(`<[A-Za-z][\w-]*>`)
-	listHead      = pattern(`^(apiVersion: v1|kind: List|\n)*$`)
-	listTail      = pattern(`^kind: List\n(metadata:\n  resourceVersion: ""\n)?$`)
-	alias         = pattern(`(?m)(^|[-:,\[{] +)\*`)
+	probePattern  = safetext.Pattern(`liveness-?probe`)
+	othersPattern = safetext.Pattern(`csi-(provisioner|attacher|resizer|snapshotter)|external-(provisioner|attacher|resizer|snapshotter|health)`)
+	windowsPath   = safetext.Pattern(`^(unix://)?[A-Za-z]:|\\`)
+	reference     = safetext.Pattern(`\$\$|\$\([^)]*\)`)
+	placeholder   = safetext.Pattern(`<[A-Za-z][\w-]*>`)
+	listHead      = safetext.Pattern(`^(apiVersion: v1|kind: List|\n)*$`)
+	listTail      = safetext.Pattern(`^kind: List\n(metadata:\n  resourceVersion: ""\n)?$`)
+	alias         = safetext.Pattern(`(?m)(^|[-:,\[{] +)\*`)
 )
 
 // isLivenessProbe reports whether the container runs the livenessprobe sidecar of CSI.
