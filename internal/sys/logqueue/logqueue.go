@@ -67,19 +67,12 @@ func (q *Queue) run(running, writing context.Context, own slog.Handler) {
 			}
 		}
 		w(writing)
-		q.report(writing, own)
+		if n := q.dropped.Swap(0); n > 0 && writing.Err() == nil { // while it was written
+			r := slog.NewRecord(time.Now(), slog.LevelWarn, "entries of the log were dropped, because nobody read them", 0)
+			r.AddAttrs(slog.Int64("dropped", n))
+			_ = own.Handle(writing, r) // there is no other place to report an error of the log
+		}
 	}
-}
-
-// report logs how many entries were dropped while one was written.
-func (q *Queue) report(ctx context.Context, own slog.Handler) {
-	n := q.dropped.Swap(0)
-	if n == 0 || ctx.Err() != nil {
-		return
-	}
-	r := slog.NewRecord(time.Now(), slog.LevelWarn, "entries of the log were dropped, because nobody read them", 0)
-	r.AddAttrs(slog.Int64("dropped", n))
-	_ = own.Handle(ctx, r) // there is no other place to report an error of the log
 }
 
 // Close writes what is queued, for a moment at most. Later entries are lost.
