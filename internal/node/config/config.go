@@ -120,7 +120,11 @@ func (l *loader) result() *Result {
 			l.Faulty = append(l.Faulty, name)
 		}
 	}
-	l.Errors = sorted(l.Errors, l.rank)
+	slices.SortStableFunc(l.Errors, func(a, b Error) int {
+		return cmp.Or(cmp.Compare(l.rank[a.File], l.rank[b.File]), strings.Compare(a.File, b.File),
+			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
+	})
+	l.Errors = slices.CompactFunc(l.Errors, func(a, b Error) bool { return a.Error() == b.Error() })
 	return &l.Result
 }
 

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -169,13 +168,4 @@ func (es Errors) Error() string {
 		lines[i] = e.Error()
 	}
 	return strings.Join(lines, "\n")
-}
-
-// sorted sorts errors by file and line, and removes repetitions.
-func sorted(es []Error, rank map[string]int) []Error {
-	slices.SortStableFunc(es, func(a, b Error) int {
-		return cmp.Or(cmp.Compare(rank[a.File], rank[b.File]), strings.Compare(a.File, b.File),
-			cmp.Compare(a.Line, b.Line), strings.Compare(a.Key, b.Key))
-	})
-	return slices.CompactFunc(es, func(a, b Error) bool { return a.Error() == b.Error() })
 }
