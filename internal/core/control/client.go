@@ -188,7 +188,11 @@ func (c *Client) send(ctx context.Context, method, target string, limit time.Dur
 		return resp.Body, nil
 	case err == nil:
 		defer resp.Body.Close()
-		return nil, readError(resp)
+		var f failure
+		if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&f); err != nil || f.Error == "" {
+			f.Error = strings.TrimSpace("it answered " + resp.Status)
+		}
+		return nil, &Error{Text: f.Error, code: resp.StatusCode}
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case isNet && timeout.Timeout() && !errors.Is(err, syscall.EAGAIN):
@@ -202,14 +206,6 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	return worker.Get(ctx, worker.NewPool().Slot(c.path, nil), dialTimeout, func() (net.Conn, error) {
 		return net.Dial("unix", c.path)
 	}, func(conn net.Conn) { conn.Close() })
-}
-
-func readError(resp *http.Response) error {
-	var f failure
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&f); err != nil || f.Error == "" {
-		f.Error = strings.TrimSpace("it answered " + resp.Status)
-	}
-	return &Error{Text: f.Error, code: resp.StatusCode}
 }
 
 // explain returns an error that a user of the command understands.
