@@ -102,21 +102,18 @@ func wrap(s string, width int) []string {
 
 // age formats a duration in its two largest units.
 func age(d time.Duration) string {
-	s := max(int64(d/time.Second), 0)
-	two := func(n, ratio int64, large, small string) string {
-		if rest := n % ratio; rest != 0 {
-			return fmt.Sprintf("%d%s%d%s", n/ratio, large, rest, small)
+	n, rest := max(int64(d/time.Second), 0), ""
+	for _, unit := range []struct {
+		name string
+		next int64 // how many make one of the next unit
+	}{{"s", 60}, {"m", 60}, {"h", 24}} {
+		if n < unit.next {
+			return fmt.Sprintf("%d%s%s", n, unit.name, rest)
 		}
-		return fmt.Sprintf("%d%s", n/ratio, large)
+		if rest = ""; n%unit.next > 0 {
+			rest = fmt.Sprintf("%d%s", n%unit.next, unit.name)
+		}
+		n /= unit.next
 	}
-	switch m, h := s/60, s/3600; {
-	case s < 60:
-		return fmt.Sprintf("%ds", s)
-	case m < 60:
-		return two(s, 60, "m", "s")
-	case h < 24:
-		return two(m, 60, "h", "m")
-	default:
-		return two(h, 24, "d", "h")
-	}
+	return fmt.Sprintf("%dd%s", n, rest)
 }
