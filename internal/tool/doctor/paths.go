@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -216,9 +217,10 @@ func (s *suspect) program(ctx context.Context) (text string, fix []Fix) {
 	if !s.regular() || !s.starts() {
 		return "", nil
 	}
-	head, _ := look(ctx, s.x, s.name, func() ([]byte, error) { return readSome(s.name, 20) })
+	head, _ := look(ctx, s.x, s.name, func() ([]byte, error) { return readSome(s.name, 4096) })
 	own, _ := readSome("/proc/self/exe", 20) // two bytes at 18 are the machine
-	switch {
+	loader := string(bytes.TrimRight(elfLoader.Find(head), "\x00"))
+	switch _, err := s.x.stat(ctx, loader); {
 	case s.st.Mode&0o111 == 0:
 		return s.shown() + " is not executable", []Fix{run("chmod", "0755", s.name)}
 	case s.system.Flags&unix.ST_NOEXEC != 0:
@@ -226,11 +228,17 @@ func (s *suspect) program(ctx context.Context) (text string, fix []Fix) {
 	case !strings.HasPrefix(string(head), "\x7fELF"):
 		return s.shown() + " is a script that cannot be started",
 			[]Fix{note("the first line of %s must be #! and an interpreter that exists, without a carriage return", safetext.ShellWord(s.name)), s.putBack}
-	case len(own) == len(head) && string(head[18:]) != string(own[18:]):
+	case len(head) > 20 && len(own) == 20 && string(head[18:20]) != string(own[18:]):
 		return s.shown() + " is a program for another architecture", []Fix{note("install the %s for %s", safetext.ShellWord(s.name), runtime.GOARCH)}
+	case loader != "" && errors.Is(err, fs.ErrNotExist):
+		return s.shown() + " needs " + safetext.Word(loader) + ", which does not exist: it is a program for another distribution",
+			[]Fix{note("install the %s for this distribution, or one that is linked statically", safetext.ShellWord(s.name)), s.putBack}
 	}
 	return "", nil
 }
+
+// elfLoader matches the dynamic loader that an ELF program names (PT_INTERP, elf(5)).
+var elfLoader = regexp.MustCompile(`/[\w./-]*/ld[\w.-]*\.so[\w.]*\x00`)
 
 // absence reports a file, or a directory on its path, that does not exist.
 func (s *suspect) absence(ctx context.Context) (text string, fix []Fix) {

@@ -32,6 +32,14 @@ func TestObstacles(t *testing.T) {
 			program(n, "opt/nfs", "")
 			program(n, "opt/nfs.orig", "#!/bin/sh\n")
 		}, "@/opt/nfs is empty, and @/opt/nfs.orig is not", "mv @/opt/nfs.orig @/opt/nfs"},
+		{"program for another distribution", "spawning @: No such file or directory", "opt/nfs", func(t *testing.T, n *node) {
+			own, err := readSome("/proc/self/exe", 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			program(n, "opt/nfs", string(own)+strings.Repeat("\x00", 500)+"/none/ld-musl-x86_64.so.1\x00more")
+		}, "@/opt/nfs needs /none/ld-musl-x86_64.so.1, which does not exist: it is a program for another distribution",
+			"# install the @/opt/nfs for this distribution, or one that is linked statically\n# put @/opt/nfs back, or correct what names it"},
 		{"program is a directory", "spawning @: Permission denied", "opt/nfs", func(_ *testing.T, n *node) { n.mkdir(n.path("opt/nfs"), 0o755) },
 			"@/opt/nfs is a directory, not a file", "rmdir @/opt/nfs\n# put @/opt/nfs back, or correct what names it"},
 		{"empty mount over it", "spawning @: No such file or directory", "opt/nfs", func(_ *testing.T, n *node) {
