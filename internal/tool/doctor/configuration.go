@@ -70,8 +70,12 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 		}
 		return "only root can change it", []Fix{note("check its contents first"), fix, check, reload}
 	}
-	if at, err := x.stat(ctx, m.File); err == nil && at.IsRegular() && filepath.Base(m.File) == "conf.d" {
+	at, err := x.stat(ctx, m.File)
+	switch {
+	case err == nil && at.IsRegular() && filepath.Base(m.File) == "conf.d":
 		return "a directory, for files with tables of drivers", []Fix{run("mv", "-n", m.File, m.File+".old"), run("mkdir", m.File), check}
+	case err == nil && at.IsDir():
+		return "a file, not a directory", append(x.remove(ctx, m.File, at), check)
 	}
 	fix = []Fix{note("edit %s, which the daemon reads within a second", safetext.ShellWord(m.File))}
 	text, _ := look(ctx, x, m.File, func() ([]byte, error) { return readSome(m.File, maxProcFile) })
@@ -236,6 +240,9 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		}
 		if broken, link := x.obstacle(ctx, "", dir, "file exists"); link != nil {
 			return "; " + broken, append(link, reload)
+		}
+		if m := x.mountOf(ctx, dir); m.Point == dir && x.vacant(ctx, dir) {
+			return "; the file system that is mounted at " + safetext.Word(dir) + " is empty", []Fix{run("umount", dir), reload}
 		}
 		found, err := look(ctx, x, dir, func() ([2]string, error) { return ignoredTable(dir, driver) })
 		file, empty := found[0], found[1]

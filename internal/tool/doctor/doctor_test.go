@@ -210,6 +210,11 @@ func TestBrokenNodes(t *testing.T) {
 				n.write("etc/csi-registrar/conf.d", "x\n")
 				n.restartDaemon()
 			}},
+		{what: "a directory in place of a file", step: "configuration", id: "configuration-error", found: "20-nfs.toml: is not a regular file", fix: "rmdir ",
+			breaks: func(t *testing.T, n *node) {
+				n.mkdir(n.path("etc/csi-registrar/conf.d/20-nfs.toml"), 0o755)
+				n.restartDaemon()
+			}},
 		{what: "a merge conflict", step: "configuration", id: "configuration-error", found: "10-nfs.toml:2", fix: "# to keep the first version:\n# sed -i '2d;4,6d' ",
 			breaks: func(t *testing.T, n *node) {
 				table := strings.Split(n.table(""), "\n")
@@ -386,7 +391,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "FreezerState": "frozen"}
 			}},
-		{what: "no container runtime", step: "kubelet", id: "no-runtime", found: "no container runtime runs; containerd.service is inactive (dead)", fix: "systemctl start containerd.service",
+		{what: "no container runtime", step: "kubelet", id: "no-runtime", found: "no container runtime works; containerd.service is inactive (dead)", fix: "systemctl start containerd.service",
 			breaks: func(t *testing.T, n *node) {
 				n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "UnitFileState": "enabled"}
 			},
@@ -676,6 +681,8 @@ func TestPodsThatWait(t *testing.T) {
 		"inline, no files": {strings.ReplaceAll(failed, "csi/"+name+"^v", "csi/0123-pv"), false, 0, false, `db (0123), "NodePublishVolume of an inline volume: rpc error: code = DeadlineExceeded desc = context deadline exceeded"`},
 		"no attachment":    {strings.ReplaceAll(failed, "DeadlineExceeded", "volumeattachments x not found"), false, 0, false, `db (0123), "NodePublishVolume: rpc error: code = volumeattachments x not found desc = context deadline exceeded"`},
 		"a pod that waits": {`E1126 01:02:03.000004     812 pod_workers.go:1324] "Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded" pod="default/db" podUID="0123"`, false, 0, false, `default/db (0123), "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"`},
+		"a path": {strings.ReplaceAll(failed, "code = DeadlineExceeded desc = context deadline exceeded", "mkdir /etc/passwd/x: not a directory"), false, 0, false,
+			`db (0123), "NodePublishVolume: rpc error: mkdir /etc/passwd/x: not a directory"; /etc/passwd is a regular file, not a directory`},
 		"a path in the id": {strings.ReplaceAll(failed, "0123", "../0123"), false, 0, false, ""},
 	} {
 		n := newNode(t)
@@ -693,7 +700,11 @@ func TestPodsThatWait(t *testing.T) {
 		if ok != (c.want != "") || !strings.HasSuffix(f.Found, c.want) || r.Healthy == ok || len(r.Findings) > 1 {
 			t.Errorf("%s: %+v, want %q", what, r.Findings, c.want)
 		}
-		if log := lines(f.Fix); ok && (strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") == (what == "no attachment" || what == "a pod that waits") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
+		log := strings.Replace(lines(f.Fix), "\nmv -n /etc/passwd /etc/passwd.old\nmkdir /etc/passwd", "", 1)
+		if ok && (log == lines(f.Fix)) == (what == "a path") {
+			t.Errorf("%s: %+v", what, f)
+		}
+		if ok && (strings.HasPrefix(log, "journalctl --no-pager -b -u kubelet.service ") == (what == "no attachment" || what == "a pod that waits") || !strings.Contains(log, "\njournalctl --no-pager -b -u csi-nfs.service ") ||
 			!strings.HasSuffix(log, " see trace.md:\n# csi-registrar trace --listen "+n.path("csi/trace.sock")+" --connect "+n.socket()+
 				"\n# if the driver hangs, and volumes that are mounted survive its restart:\n# systemctl restart --no-block csi-nfs.service")) {
 			t.Errorf("%s: %s", what, log)

@@ -21,7 +21,7 @@ import (
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart", "EnvironmentFiles")
+	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart", "EnvironmentFiles", "Job", "After")
 	if p["FreezerState"] == "frozen" {
 		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
 	}
@@ -47,7 +47,8 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		text += ", Result=" + result
 	}
 	missing, fix := x.missingUnits(ctx, unit, p["Requires"])
-	text += missing
+	awaited, skip := x.awaited(ctx, unit, p)
+	text, fix = text+missing+awaited, append(fix, skip...)
 	why := x.lastError(ctx, unit, p)
 	if why != "" {
 		text += ": " + safetext.Quote(why)
@@ -104,7 +105,12 @@ func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place 
 	longest := 7
 	for i, line := range strings.Split(string(x.readFile(ctx, file[1])), "\n") {
 		for _, w := range configWord.FindAllString(line, -1) {
-			if len(w) > longest && strings.Contains(why, w) && !strings.HasPrefix(line, "kind:") {
+			if len(w) <= longest || !strings.Contains(why, w) || strings.HasPrefix(line, "kind:") {
+				continue
+			}
+			// A path that exists is right.
+			_, target, _ := strings.Cut(w, "/")
+			if _, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, target)); target == "" || err != nil {
 				place, longest = fmt.Sprintf("%s:%d, which has %s", safetext.ShellWord(file[1]), i+1, safetext.ShellWord(w)), len(w)
 			}
 		}
@@ -125,8 +131,9 @@ func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (te
 	for required := range strings.FieldsSeq(requires) {
 		p := x.show(ctx, required, "LoadState", "ActiveState", "Result")
 		if p["ActiveState"] == "failed" {
-			text += ", which requires " + safetext.Word(required) + ", and that has failed: " + safetext.Quote(x.lastError(ctx, required, p))
-			fix = append(fix, logOf(required), note("then correct %s, and run", safetext.ShellWord(required)), systemctl("restart", required))
+			set, undo := x.dropIns(ctx, required)
+			text += ", which requires " + safetext.Word(required) + ", and that has failed: " + safetext.Quote(x.lastError(ctx, required, p)) + set
+			fix = slices.Concat(fix, []Fix{logOf(required), note("then correct %s, and run", safetext.ShellWord(required))}, undo, []Fix{systemctl("restart", required)})
 		}
 		switch p["LoadState"] {
 		case "not-found":
@@ -140,6 +147,22 @@ func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (te
 		case "masked":
 			text += ", which requires " + safetext.Word(required) + ": that is masked"
 			fix = append(fix, systemctl("unmask", required))
+		}
+	}
+	return text, fix
+}
+
+// awaited returns the units that start, and for which the start of a unit waits, as the rest of a
+// sentence, and how to go on without them.
+func (x *diagnosis) awaited(ctx context.Context, unit string, p map[string]string) (text string, fix []Fix) {
+	if job := p["Job"]; p["ActiveState"] != "inactive" || job == "" || job == "0" {
+		return "", nil
+	}
+	for after := range strings.FieldsSeq(p["After"]) {
+		if x.show(ctx, after, "ActiveState")["ActiveState"] == "activating" {
+			set, undo := x.dropIns(ctx, unit)
+			text += ", and its start waits for " + safetext.Word(after) + ", which has not finished its own" + set
+			fix = append(append(fix, logOf(after), note("to start without it:"), optional(systemctl("stop", after))), undo...)
 		}
 	}
 	return text, fix

@@ -43,6 +43,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		ended, start := x.lastExit(ctx, unit)
 		if ended != "" {
 			state, fix := x.runtimeState(ctx)
+			if strings.Contains(ended, "for endpoint ") { // of the runtime
+				state += x.runtimeSockets(ctx)
+			}
 			ended, start = ended+state, append(fix, start...)
 		}
 		x.finding("", "kubelet", "no-kubelet", "no kubelet runs on this node, nor a program that contains one ("+strings.Join(distro.Processes[1:], ", ")+")"+ended,
@@ -230,7 +233,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 		return
 	}
 	if state, fix := x.runtimeState(ctx); state != "" {
-		x.finding("", "kubelet", "no-runtime", "no container runtime runs"+state, "it runs: without it the kubelet starts and stops no pod", fix...)
+		x.finding("", "kubelet", "no-runtime", "no container runtime works"+state, "it runs: without it the kubelet starts and stops no pod", fix...)
 	}
 	dir, restart := safetext.Word(x.registry()), x.kubelet.restart()
 	answer, err := look(ctx, x, x.procPath(x.kubelet.pid, "fdinfo"), func() (watching, error) {

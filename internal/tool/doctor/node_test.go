@@ -395,7 +395,7 @@ func (n *node) follow(fix []Fix) bool {
 
 func isShell(word string) bool {
 	switch word {
-	case "rm", "chmod", "chown", "iconv", "mkdir", "mv", "printf", "sed":
+	case "rm", "rmdir", "chmod", "chown", "iconv", "mkdir", "mv", "printf", "sed":
 		return true
 	}
 	return false

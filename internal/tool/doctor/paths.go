@@ -140,7 +140,8 @@ func (x *diagnosis) wrong(ctx context.Context, unit, file, why string) (text str
 	s.system, _ = look(ctx, x, s.dir, func() (st unix.Statfs_t, err error) { return st, unix.Statfs(s.dir, &st) })
 	s.point = cmp.Or(x.mountOf(ctx, s.dir).Point, "/")
 	named, _ := x.placeInUnit(ctx, unit, file)
-	s.putBack = note("put %s back, or correct %s", safetext.ShellWord(file), cmp.Or(named, "what names it"))
+	named = cmp.Or(named, x.inConfig(ctx, x.show(ctx, unit, "ExecStart")["ExecStart"], "unix://"+file), "what names it")
+	s.putBack = note("put %s back, or correct %s", safetext.ShellWord(file), named)
 	for _, check := range []func(context.Context) (string, []Fix){s.fileSystem, s.modes, s.content, s.program, s.absence} {
 		if text, fix = check(ctx); text != "" {
 			break
@@ -228,7 +229,7 @@ func (s *suspect) program(ctx context.Context) (text string, fix []Fix) {
 	case !strings.HasPrefix(string(head), "\x7fELF"):
 		return s.shown() + " is a script that cannot be started",
 			[]Fix{note("the first line of %s must be #! and an interpreter that exists, without a carriage return", safetext.ShellWord(s.name)), s.putBack}
-	case len(head) > 20 && len(own) == 20 && string(head[18:20]) != string(own[18:]):
+	case len(head) >= 20 && len(own) == 20 && string(head[18:20]) != string(own[18:]):
 		return s.shown() + " is a program for another architecture", []Fix{note("install the %s for %s", safetext.ShellWord(s.name), runtime.GOARCH)}
 	case loader != "" && errors.Is(err, fs.ErrNotExist):
 		return s.shown() + " needs " + safetext.Word(loader) + ", which does not exist: it is a program for another distribution",

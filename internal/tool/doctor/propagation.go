@@ -68,6 +68,9 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 		set, fix := "", x.logs(d, server)
 		if server.unit != "" {
 			why, undo := x.blame(ctx, server.unit, "")
+			if wrong, correct := x.obstacles(ctx, server.unit, pods[0].text); !strings.Contains(why, wrong) {
+				why, undo = why+wrong, append(correct, undo...)
+			}
 			set, fix = strings.Replace(why, ": ", "; the driver logged ", 1), append(append(fix, undo...),
 				note("if the driver hangs, and volumes that are mounted survive its restart:"), optional(server.start()[0]))
 		}

@@ -287,3 +287,61 @@ func TestDropInsOfWhatContradicts(t *testing.T) {
 		})
 	}
 }
+
+// A unit that is required and has failed can have a drop-in of the administrator, too.
+func TestDropInOfARequiredUnit(t *testing.T) {
+	n := newNode(t)
+	n.down()
+	const file = "/etc/systemd/system/csi-registrar.socket.d/10-group.conf"
+	n.write(file, "[Socket]\nSocketGroup=storage\n")
+	n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Requires"] = "inactive", controlUnit
+	n.units[controlUnit] = map[string]string{"LoadState": "loaded", "ActiveState": "failed", "Result": "resources", "DropInPaths": file}
+	f := n.examine().Findings[0]
+	if !strings.Contains(f.Found, file+`:2 sets "SocketGroup=storage"`) || !strings.Contains(lines(f.Fix), "\n# mv -n "+file+" "+file+".off\nsystemctl daemon-reload\nsystemctl restart csi-registrar.socket\n") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A start that waits for another unit is no failure, and systemd logs nothing about it.
+func TestStartThatWaits(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.write("etc/systemd/system/csi-nfs.service", "[Service]\nExecStart=/usr/bin/nfs unix://"+n.socket()+"\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "Job": "812", "After": "basic.target san.service"}
+	n.units["san.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating"}
+	f := n.examine().Findings[0]
+	if !strings.Contains(f.Found, ", and its start waits for san.service, which has not finished its own") || !strings.Contains(lines(f.Fix), "\n# to start without it:\n# systemctl stop san.service\n") {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A container runtime that is frozen, or listens elsewhere than the kubelet expects it, is why a
+// kubelet ends.
+func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	const endpoint = "/run/containerd/containerd.sock"
+	n.write("etc/kubernetes/kubelet.yaml", "kind: KubeletConfiguration\ncontainerRuntimeEndpoint: unix://"+endpoint+"\n")
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
+		"ExecStart": "{ path=/usr/bin/kubelet ; argv[]=/usr/bin/kubelet --config=/etc/kubernetes/kubelet.yaml ; }",
+		"journal":   `"command failed" err="validate CRI v1 runtime API for endpoint \"unix://` + endpoint + `\": dial unix ` + endpoint + `: connect: no such file or directory"`}
+	n.process(77, "containerd", "0::/system.slice/containerd.service")
+	n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+	n.mkdir(n.path("proc/77/fd"), 0o700)
+	if err := os.Symlink("socket:[55]", n.path("proc/77/fd/3")); err != nil {
+		t.Fatal(err)
+	}
+	n.write("proc/77/net/unix", "0: 00000002 00000000 00010000 0001 01 55 /run/k8s/containerd.sock\n")
+	f, _ := finding(n.examine(), "no-kubelet")
+	if !strings.Contains(f.Found, "; containerd (pid 77, containerd.service) listens on /run/k8s/containerd.sock") ||
+		!strings.Contains(lines(f.Fix), "or correct /etc/kubernetes/kubelet.yaml:2, which has unix://"+endpoint+"\n") {
+		t.Errorf("%+v", f)
+	}
+
+	n.units["containerd.service"]["FreezerState"] = "frozen"
+	n.write("run/containerd/containerd.sock", "")
+	f, _ = finding(n.examine(), "no-kubelet")
+	if !strings.Contains(f.Found, "; containerd.service is frozen") || !strings.HasPrefix(lines(f.Fix), "systemctl thaw containerd.service\n") {
+		t.Errorf("%+v", f)
+	}
+}

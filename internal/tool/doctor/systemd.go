@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -254,11 +255,15 @@ func (x *diagnosis) holder(ctx context.Context, port string) process {
 	return process{}
 }
 
-// runtimeState returns the state of the installed container runtimes if none runs, as the rest of a
-// sentence, and how to start them.
+// runtimeState returns the state of the container runtimes if none of those that are installed
+// runs, or if one is frozen, as the rest of a sentence, and what to do about it.
 func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
+	for _, r := range x.runtimes {
+		s := x.serverOf(ctx, "", r)
+		state, fix = state+s.ended, append(fix, s.revive...)
+	}
 	if len(x.runtimes) > 0 {
-		return "", nil
+		return state, fix
 	}
 	for _, unit := range []string{"containerd.service", "crio.service"} {
 		if ended, revive := x.lastExit(ctx, unit); ended != "" {
@@ -267,4 +272,16 @@ func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) 
 		}
 	}
 	return state, fix
+}
+
+// runtimeSockets returns where the container runtimes listen, as the rest of a sentence.
+func (x *diagnosis) runtimeSockets(ctx context.Context) (text string) {
+	for _, r := range x.runtimes {
+		for _, socket := range x.listening(ctx, r.pid).paths {
+			if base := path.Base(socket); base == "containerd.sock" || base == "crio.sock" {
+				text += "; " + r.String() + " listens on " + safetext.Word(socket)
+			}
+		}
+	}
+	return text
 }

@@ -70,6 +70,12 @@ func TestVolumesOfADriverWithoutTable(t *testing.T) {
 	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, "/etc/csi-registrar/conf.d/70-kept.toml is empty") {
 		t.Errorf("an empty file: %+v", f)
 	}
+	n.remove(n.path("etc/csi-registrar/conf.d/70-kept.toml"))
+	dir := n.path("etc/csi-registrar/conf.d")
+	n.write("proc/self/mountinfo", "22 21 0:40 / "+dir+" rw - tmpfs none rw\n")
+	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, "; the file system that is mounted at "+dir+" is empty") || lines(f.Fix) != "umount "+dir+"\ncsi-registrar reload" {
+		t.Errorf("an empty mount: %+v", f)
+	}
 	stop := servePlugin(t, filepath.Join(n.registry(), "other-reg.sock"), registration{kind: "CSIPlugin", name: "kept.example"})
 	if r := n.examine(); len(r.Findings) > 0 {
 		t.Errorf("a sidecar registers it: %+v", r.Findings)
