@@ -170,21 +170,28 @@ func (x *diagnosis) confDir() string {
 // absent reports a driver that was named on the command line and that no file configures, or only
 // a file that another one of the same name hides.
 func (x *diagnosis) absent(ctx context.Context, name string) {
+	if why, fix := x.hiddenFile(ctx, name); why != "" {
+		x.finding(name, "configuration", "configuration-hidden", why, "only one file has that name, or the one in /etc configures the driver", fix...)
+		return
+	}
+	why, fix := x.lookalike(ctx, name)
+	x.finding(name, "configuration", "driver-not-configured", "no file configures it"+why, fmt.Sprintf("a table [driver.%q] with its socket", name), fix...)
+}
+
+// hiddenFile finds a file with a table of the driver that another file of the same name hides; why
+// is empty if there is none.
+func (x *diagnosis) hiddenFile(ctx context.Context, driver string) (why string, fix []Fix) {
 	for _, h := range x.config.Hidden {
 		there, err := look(ctx, x, h.File, func() (bool, error) {
-			_, there := config.Load(config.Source{File: h.File}).Config.Driver(name)
+			_, there := config.Load(config.Source{File: h.File}).Config.Driver(driver)
 			return there, nil
 		})
 		// A file system that does not answer was reported when the files were read.
 		if err == nil && there {
-			x.finding(name, "configuration", "configuration-hidden",
-				fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
-				"only one file has that name, or the one in /etc configures the driver", run("rm", h.By), reload)
-			return
+			return fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)), []Fix{run("rm", h.By), reload}
 		}
 	}
-	why, fix := x.lookalike(ctx, name)
-	x.finding(name, "configuration", "driver-not-configured", "no file configures it"+why, fmt.Sprintf("a table [driver.%q] with its socket", name), fix...)
+	return "", nil
 }
 
 // disabled reports a disabled driver: as a problem only if it was named on the command line.
@@ -234,6 +241,9 @@ func (x *diagnosis) withoutTable(ctx context.Context) {
 // socket at which the driver answers. It returns a part of a sentence, which can be empty, and the
 // fix.
 func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, fix []Fix) {
+	if why, fix = x.hiddenFile(ctx, driver); why != "" {
+		return "; " + why, fix
+	}
 	for _, dir := range x.o.Source.Watch() {
 		if filepath.Base(dir) != "conf.d" {
 			continue

@@ -105,6 +105,8 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			}
 			s := x.serverOf(ctx, d.Name, who)
 			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(s.log(), fix, s.start())...)
+		} else if strings.HasSuffix(who.unit, ".service") {
+			x.enabled(ctx, d.Name, "socket", who.unit)
 		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):

@@ -65,6 +65,10 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" && wrong == "" {
 		text, fix = text+"; see "+place, append(fix, note("correct %s", place))
 	}
+	if flag := kernelFlag.FindStringSubmatch(why); flag != nil {
+		name := strings.ReplaceAll(flag[1], "/", ".")
+		fix = append(fix, write("/etc/sysctl.d/90-kubelet-"+name+".conf", name+" = "+flag[2]), run("sysctl", "-w", name+"="+flag[2]))
+	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
 		if who := x.holder(ctx, port[1]); who.pid > 0 {
 			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(who.stop()))
@@ -272,6 +276,9 @@ func (x *diagnosis) fatal(ctx context.Context, unit string) string {
 // information and warnings, and what supervise says of a driver after its own error.
 var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\)$|[IW][0-9]{4} )|cannot watch process |` +
 	regexp.QuoteMeta(supervise.ErrEnded.Error()) + "|" + regexp.QuoteMeta(supervise.ErrNotServing.Error()))
+
+// kernelFlag matches the error of a kubelet with protectKernelDefaults (kubelet v1.37).
+var kernelFlag = regexp.MustCompile(`invalid kernel flag: ([a-z_/]+), expected value: ([0-9]+)`)
 
 // portInUse matches the error of a program whose TCP port another one has.
 var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)

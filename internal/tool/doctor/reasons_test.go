@@ -345,3 +345,37 @@ func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// A driver whose unit is not enabled is gone after the next boot.
+func TestDriverThatIsNotEnabled(t *testing.T) {
+	for what, c := range map[string]struct {
+		unit map[string]string
+		want bool
+	}{
+		"enabled":           {map[string]string{"UnitFileState": "enabled", "WantedBy": "multi-user.target"}, false},
+		"disabled":          {map[string]string{"UnitFileState": "disabled"}, true},
+		"until a reboot":    {map[string]string{"UnitFileState": "enabled-runtime", "WantedBy": "multi-user.target"}, true},
+		"wanted by a unit":  {map[string]string{"UnitFileState": "disabled", "WantedBy": "storage.target"}, false},
+		"started by a path": {map[string]string{"UnitFileState": "disabled", "TriggeredBy": "csi-nfs.path"}, false},
+		"generated":         {map[string]string{"UnitFileState": "generated"}, false},
+	} {
+		n := newNode(t)
+		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+		n.units["csi-nfs.service"] = c.unit
+		f, ok := finding(n.examine(), "unit-not-enabled")
+		if ok != c.want || ok && (f.Driver != name || f.Severity != Warning || lines(f.Fix) != "systemctl enable csi-nfs.service") {
+			t.Errorf("%s: %+v", what, f)
+		}
+	}
+}
+
+// protectKernelDefaults of a kubelet names the kernel's setting.
+func TestKernelFlagOfTheKubelet(t *testing.T) {
+	n := newNode(t)
+	n.remove(n.path("proc/812"))
+	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
+		"journal": `E1128 kubelet.go:1850] "Failed to start ContainerManager" err="invalid kernel flag: kernel/panic, expected value: 10, actual value: 0"`}
+	if f, _ := finding(n.examine(), "no-kubelet"); !strings.Contains(lines(f.Fix), "'kernel.panic = 10' > /etc/sysctl.d/90-kubelet-kernel.panic.conf\nsysctl -w kernel.panic=10\n") {
+		t.Errorf("%+v", f)
+	}
+}

@@ -94,7 +94,7 @@ var enable = run("systemctl", "enable", "--now", serviceUnit)
 
 // askUnit asks systemd about the daemon's unit.
 func (x *diagnosis) askUnit(ctx context.Context) {
-	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState", "UpheldBy",
+	x.properties, x.propertiesErr = x.o.Units.Show(ctx, serviceUnit, "LoadState", "LoadError", "ActiveState", "SubState", "Result", "ExecMainStatus", "UnitFileState",
 		"FreezerState", "NeedDaemonReload", "FileDescriptorStoreMax", "WatchdogUSec", "ExecStart", "ProtectSystem", "ReadWritePaths", "InaccessiblePaths", "ProtectHome", "PrivateTmp", "NRestarts", "User", "Requires")
 }
 
@@ -175,11 +175,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if missing, fix := x.missingUnits(ctx, serviceUnit, p["Requires"]); missing != "" {
 			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs"+missing+", and it will not start at the next boot", "it can be started", fix...)
 		}
-		// a system extension's multi-user.target upholds it
-		if p["UnitFileState"] == "disabled" && p["UpheldBy"] == "" {
-			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs, but is not enabled: it will not start at the next boot",
-				"it is enabled", systemctl("enable", serviceUnit))
-		}
+		x.enabled(ctx, "", "unit", serviceUnit)
 		if p["NeedDaemonReload"] == "yes" {
 			x.finding("", "unit", "unit-changed", "the files of "+serviceUnit+" have changed since systemd read them",
 				"systemd has read them", reloadUnits()...)
@@ -192,6 +188,20 @@ func (x *diagnosis) unit(ctx context.Context) {
 		x.hiddenSockets(ctx, p)
 		x.store(p)
 		x.http(ctx)
+	}
+}
+
+// enabled reports that a unit that runs will not start at the next boot. A system extension's
+// multi-user.target upholds units; the daemon's socket starts it only when somebody connects.
+func (x *diagnosis) enabled(ctx context.Context, driver string, step Step, unit string) {
+	p := x.show(ctx, unit, "UnitFileState", "WantedBy", "RequiredBy", "UpheldBy", "TriggeredBy")
+	state, starts := p["UnitFileState"], p["WantedBy"]+p["RequiredBy"]+p["UpheldBy"]
+	if unit != serviceUnit {
+		starts += p["TriggeredBy"]
+	}
+	if state == "enabled-runtime" || state == "disabled" && starts == "" {
+		x.finding(driver, step, "unit-not-enabled", unit+" runs, but is not enabled ("+state+"): it will not start at the next boot",
+			"it is enabled", systemctl("enable", unit))
 	}
 }
 

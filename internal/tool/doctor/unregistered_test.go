@@ -71,6 +71,14 @@ func TestVolumesOfADriverWithoutTable(t *testing.T) {
 		t.Errorf("an empty file: %+v", f)
 	}
 	n.remove(n.path("etc/csi-registrar/conf.d/70-kept.toml"))
+	n.write("usr/lib/csi-registrar/conf.d/30-kept.toml", "[driver.\"kept.example\"]\nsocket = \"/run/kept/csi.sock\"\n")
+	n.write("etc/csi-registrar/conf.d/30-kept.toml", "")
+	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, ", which configures it, is hidden by "+n.path("etc/csi-registrar/conf.d/30-kept.toml")) ||
+		lines(f.Fix) != "rm "+n.path("etc/csi-registrar/conf.d/30-kept.toml")+"\ncsi-registrar reload" {
+		t.Errorf("a hidden file: %+v", f)
+	}
+	n.remove(n.path("etc/csi-registrar/conf.d/30-kept.toml"))
+	n.remove(n.path("usr/lib/csi-registrar/conf.d/30-kept.toml"))
 	dir := n.path("etc/csi-registrar/conf.d")
 	n.write("proc/self/mountinfo", "22 21 0:40 / "+dir+" rw - tmpfs none rw\n")
 	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, "; the file system that is mounted at "+dir+" is empty") || lines(f.Fix) != "umount "+dir+"\ncsi-registrar reload" {
@@ -221,7 +229,7 @@ func TestDriverWithoutTableThatAnswers(t *testing.T) {
 	n.mkdir(filepath.Dir(socket), 0o755)
 	n.driver.stop()
 	n.driver.start(t, socket)
-	n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
+	n.remove(n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"))
 	n.restartDaemon()
 	r := n.examine()
 	f, _ := finding(r, "volumes-unregistered")
