@@ -51,9 +51,9 @@ type configReloader struct {
 	partial  bool // inForce is the valid part of the files
 	left     bool // the process ends, see leaveRootDir
 	grace    config.Grace
-	next     schedule
-	links    []string // among the files, to be watched
-	reported string   // the errors that were logged last
+	next     time.Time // when the files are read again; zero: when there is a hint
+	links    []string  // among the files, to be watched
+	reported string    // the errors that were logged last
 }
 
 func newReloader(pool *worker.Pool, source config.Source, load func(config.Source) *config.Result) *configReloader {
@@ -63,16 +63,6 @@ func newReloader(pool *worker.Pool, source config.Source, load func(config.Sourc
 	}
 	r.slot = pool.Slot(filepath.Dir(source.Watch()[0]), func() { rate.Hint(r.answered) })
 	return r
-}
-
-// schedule is the time at which the files are read next.
-type schedule struct{ at time.Time } // zero: when there is a hint
-
-// noLater moves the time to t if it is later, unless t is zero.
-func (s *schedule) noLater(t time.Time) {
-	if s.at.IsZero() || !t.IsZero() && t.Before(s.at) {
-		s.at = t
-	}
 }
 
 // read reads the files. If that takes too long, the Result has only that error, and the files are
@@ -90,7 +80,7 @@ func (r *configReloader) read(ctx context.Context) *config.Result {
 // keep returns the configuration in the files, with the settings that just disappeared from them.
 func (r *configReloader) keep(res *config.Result, inForce *config.InForce, atOnce bool, volumes *volumeCount) *config.InForce {
 	kept := r.grace.Keep(inForce, res, time.Now(), atOnce, volumes.mustStay)
-	r.next.noLater(kept.Next)
+	r.next = rate.Earliest(r.next, kept.Next)
 	after := time.Until(kept.Next).Round(time.Second)
 	for _, name := range kept.Disappeared {
 		r.log.Warn("driver disappeared from the configuration; it is withdrawn after the grace period unless its volumes are in use", "driver", name, "after", after)
@@ -176,7 +166,7 @@ func (r *configReloader) reload(ctx context.Context, force bool) ([]string, erro
 // readAndApply reads the files and applies them, without a grace period if atOnce. If they have
 // errors, nothing changes, unless there never was a configuration without errors.
 func (r *configReloader) readAndApply(ctx context.Context, atOnce, force bool) (notes []string, err error) {
-	r.next = schedule{}
+	r.next = time.Time{}
 	res := r.read(ctx)
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -255,14 +245,14 @@ func (r *configReloader) follow(ctx context.Context) {
 	defer func() { hints.Close() }()
 	for {
 		var due <-chan time.Time
-		if !r.next.at.IsZero() {
-			due = time.After(time.Until(r.next.at))
+		if !r.next.IsZero() {
+			due = time.After(time.Until(r.next))
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-hints.Hints():
-			r.next.noLater(time.Now().Add(settle))
+			r.next = rate.Earliest(r.next, time.Now().Add(settle))
 			continue
 		case request := <-r.requests:
 			request(ctx)

@@ -22,6 +22,7 @@ import (
 	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
@@ -191,15 +192,15 @@ func TestRootDirStaysWhileItsFileIsAwayAroundARestart(t *testing.T) {
 // The files are read at most settle after the first hint, however many follow.
 func TestHintsDoNotPutReadingOff(t *testing.T) {
 	start := time.Now()
-	var s schedule
+	var next time.Time
 	for i := range 10 {
-		s.noLater(start.Add(time.Duration(i) * 100 * time.Millisecond).Add(settle))
+		next = rate.Earliest(next, start.Add(time.Duration(i)*100*time.Millisecond).Add(settle))
 	}
-	if !s.at.Equal(start.Add(settle)) {
-		t.Errorf("read %s after the first hint", s.at.Sub(start))
+	if !next.Equal(start.Add(settle)) {
+		t.Errorf("read %s after the first hint", next.Sub(start))
 	}
-	s.noLater(time.Time{}) // no grace period
-	if !s.at.Equal(start.Add(settle)) {
+	next = rate.Earliest(next, time.Time{}) // no grace period
+	if !next.Equal(start.Add(settle)) {
 		t.Error("put off for ever")
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
@@ -47,7 +48,7 @@ func (r *configReloader) checkRootDir(ctx context.Context, res *config.Result, c
 		res.RejectRootDir(inForce, fmt.Sprintf("%s cannot replace %s while the daemon runs", safetext.Word(root), was), "restart it")
 	}
 	if len(res.Errors) > 0 {
-		r.next.noLater(time.Now().Add(r.grace.Period))
+		r.next = rate.Earliest(r.next, time.Now().Add(r.grace.Period))
 	}
 }
 

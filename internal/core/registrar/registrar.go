@@ -116,7 +116,7 @@ func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 	} else if free.IsZero() {
 		*free = now
 	}
-	next := earliest(r.lookAtDriver(seen, now), r.workIfDue(ctx, seen, now))
+	next := rate.Earliest(r.lookAtDriver(seen, now), r.workIfDue(ctx, seen, now))
 	r.updateStatus(seen, now)
 	return next
 }
@@ -171,14 +171,6 @@ func (r *Registrar) updateStatus(seen status.Socket, now time.Time) {
 	r.status = next
 	r.logTransition(prev, next, now)
 	r.observe(next)
-}
-
-// earliest returns the earlier of two times, where zero means never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || (!b.IsZero() && b.Before(a)) {
-		return b
-	}
-	return a
 }
 
 func later(a, b time.Time) time.Time {

@@ -86,7 +86,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	}
 	due := t.next
 	if due.After(now) && !t.retryAt.IsZero() {
-		due = earliest(due, later(t.retryAt, t.soonest))
+		due = rate.Earliest(due, later(t.retryAt, t.soonest))
 	}
 	if t.err == nil {
 		due = later(due, t.since.Add(act.quiet))
@@ -211,12 +211,12 @@ func (r *Registrar) finished(err error, now time.Time) {
 // rarely fail for a reason that a hint can end.
 func (t *task) hinted(now time.Time) {
 	if t.pending.kind != withdraw {
-		t.retryAt = earliest(t.retryAt, now.Add(retryHinted))
+		t.retryAt = rate.Earliest(t.retryAt, now.Add(retryHinted))
 	}
 }
 
 // commanded moves the next try of a change up because of a command.
-func (t *task) commanded(now time.Time) { t.retryAt = earliest(t.retryAt, now) }
+func (t *task) commanded(now time.Time) { t.retryAt = rate.Earliest(t.retryAt, now) }
 
 func isConflict(err error) bool {
 	var c interface{ Conflict() bool }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/trust"
 )
@@ -86,12 +87,6 @@ type Kept struct {
 func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mustStay func(name string) string) Kept {
 	k := Kept{InForce: r.InForce()}
 	c := k.Config
-	later := func(end time.Time) time.Time {
-		if k.Next.IsZero() || end.Before(k.Next) {
-			k.Next = end
-		}
-		return end
-	}
 	until := func(end time.Time) (_ time.Time, keep bool) {
 		if end.IsZero() {
 			end = now.Add(g.Period)
@@ -99,7 +94,8 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mu
 		if atOnce || !now.Before(end) {
 			return now, false
 		}
-		return later(end), true
+		k.Next = rate.Earliest(k.Next, end)
+		return end, true
 	}
 
 	file := inForce.RootDirFile
@@ -128,7 +124,8 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mu
 			if before == "" {
 				k.Staying = append(k.Staying, d)
 			}
-			end = later(now.Add(g.Period))
+			end = now.Add(g.Period)
+			k.Next = rate.Earliest(k.Next, end)
 		}
 		kept[d.Name] = end
 		c.Drivers = append(c.Drivers, d)

@@ -59,6 +59,14 @@ func Hint(c chan<- struct{}) {
 	}
 }
 
+// Earliest returns the earlier of two times, where zero means never.
+func Earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
 // Jitter varies d by up to 5 percent. It depends only on the time in nanoseconds, so that a run
 // under virtual time can be repeated.
 func Jitter(d time.Duration, now time.Time) time.Duration {
