@@ -244,10 +244,6 @@ func (r *configReloader) follow(ctx context.Context) {
 	hints := r.watcher.SubscribeDir(r.source.Watch()...) // with a first hint, as below
 	defer func() { hints.Close() }()
 	for {
-		var due <-chan time.Time
-		if !r.next.IsZero() {
-			due = time.After(time.Until(r.next))
-		}
 		select {
 		case <-ctx.Done():
 			return
@@ -258,7 +254,7 @@ func (r *configReloader) follow(ctx context.Context) {
 			request(ctx)
 		case <-r.answered:
 			_, _ = r.readAndApply(ctx, false, false) // it logs its errors
-		case <-due:
+		case <-rate.At(r.next):
 			_, _ = r.readAndApply(ctx, false, false) // as above
 		}
 		if r.left {

@@ -124,16 +124,12 @@ func (o *Observer) run(ctx context.Context) {
 			o.ask(ctx, byHint, now)
 			continue
 		}
-		var due <-chan time.Time
-		if !at.IsZero() {
-			due = time.After(at.Sub(now))
-		}
 		select {
 		case <-ctx.Done():
 		case <-o.asker.Hints():
 			o.hinted = true
 		case <-o.wake:
-		case <-due:
+		case <-rate.At(at):
 		}
 	}
 }

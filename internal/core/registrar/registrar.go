@@ -74,37 +74,24 @@ func (r *Registrar) Run(ctx context.Context) {
 		}
 	}()
 	for {
-		now := time.Now()
-		next := r.step(ctx, now)
+		next := r.step(ctx, time.Now())
 		if r.withdrawn() {
 			return
 		}
-		var due <-chan time.Time
-		if !next.IsZero() {
-			due = time.After(next.Sub(now))
-		}
-		if !r.wait(ctx, due) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-r.driver.Hints():
+		case <-r.socket.Hints():
+			r.task.checkDue = true
+			r.task.hinted(time.Now())
+		case err := <-r.task.done:
+			r.finished(err, time.Now())
+		case cmd := <-r.cmds:
+			cmd()
+		case <-rate.At(next):
 		}
 	}
-}
-
-// wait waits for the next event and handles it. It returns false when ctx is done.
-func (r *Registrar) wait(ctx context.Context, due <-chan time.Time) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-r.driver.Hints():
-	case <-r.socket.Hints():
-		r.task.checkDue = true
-		r.task.hinted(time.Now())
-	case err := <-r.task.done:
-		r.finished(err, time.Now())
-	case cmd := <-r.cmds:
-		cmd()
-	case <-due:
-	}
-	return true
 }
 
 // step starts what is due, reports what changed, and returns when to call it again without an

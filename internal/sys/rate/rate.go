@@ -59,6 +59,14 @@ func Hint(c chan<- struct{}) {
 	}
 }
 
+// At returns a channel that receives at a time; zero: never.
+func At(at time.Time) <-chan time.Time {
+	if at.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(at))
+}
+
 // Earliest returns the earlier of two times, where zero means never.
 func Earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
