@@ -15,6 +15,7 @@ import (
 	"csi-registrar/internal/core/registrar"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 )
 
 const (
@@ -120,14 +121,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 }
 
-// hint makes Run reconcile.
-func (a *Agent) hint() {
-	select {
-	case a.hints <- struct{}{}:
-	default:
-	}
-}
-
 func (a *Agent) registrars() map[string]*running {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -219,7 +212,7 @@ func (a *Agent) reconcile(ctx context.Context, wait time.Duration) error {
 	a.change(func() { a.failed = failed })
 	err := errors.Join(errs...)
 	if err != nil && wait > 0 {
-		a.hint()
+		rate.Hint(a.hints)
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"csi-registrar/internal/core/registrar"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -166,7 +167,7 @@ func (a *Agent) start(d config.Driver, socket Socket) {
 		// no other takes its place before r.ended is done
 		a.change(func() { delete(a.running, d.Name) })
 		end()
-		a.hint() // it may have been enabled again
+		rate.Hint(a.hints) // it may have been enabled again
 	})
 }
 
