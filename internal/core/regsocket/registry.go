@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -131,6 +132,8 @@ func (r *Registry) Socket(name string) (*Socket, error) {
 		seen: status.Socket{Path: path, Place: status.Missing},
 	}
 	s.worker = r.o.Pool.Slot(path, s.watch.Hint)
+	s.again = time.AfterFunc(againAfter, s.watch.Hint)
+	s.again.Stop()
 	r.sockets[path] = s
 	return s, nil
 }

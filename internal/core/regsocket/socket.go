@@ -43,11 +43,11 @@ type Socket struct {
 	closed    atomic.Bool
 	discarded atomic.Bool // closed, and Close keeps nothing
 
-	saving sync.Mutex // one writer of the record at a time
+	saving sync.Mutex  // one writer of the record at a time
+	again  *time.Timer // gives a hint
 
-	mu    sync.Mutex    // guards the following and the fields of listeners
-	seen  status.Socket // without the fields that are in current
-	again *time.Timer   // gives a hint; nil: was not needed yet
+	mu   sync.Mutex    // guards the following and the fields of listeners
+	seen status.Socket // without the fields that are in current
 }
 
 // Hints implements registrar.Socket.
@@ -115,15 +115,7 @@ func (s *Socket) Check(ctx context.Context) error {
 const againAfter = 10 * time.Second
 
 // checkAgain gives a hint after a while.
-func (s *Socket) checkAgain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.again == nil {
-		s.again = time.AfterFunc(againAfter, s.watch.Hint)
-	} else {
-		s.again.Reset(againAfter)
-	}
-}
+func (s *Socket) checkAgain() { s.again.Reset(againAfter) }
 
 // check runs in the worker.
 func (s *Socket) check() error {
