@@ -48,7 +48,12 @@ func Listen(ctx context.Context, path string) (net.Listener, error) {
 	if err != nil {
 		return fail(err)
 	}
-	return &ownListener{Listener: ln, path: path, id: file.FileID}, nil
+	own := &ownListener{Listener: ln}
+	own.close = sync.OnceValue(func() error { // another socket may get the inode number later
+		_, err := unixsock.Remove(path, file.FileID)
+		return errors.Join(err, own.Listener.Close())
+	})
+	return own, nil
 }
 
 // lock prevents two daemons that start at the same time from replacing each other's socket: finding
@@ -83,20 +88,11 @@ func vacate(ctx context.Context, path string) error {
 // ownListener removes its file when it is closed.
 type ownListener struct {
 	net.Listener
-	path string
-	id   unixsock.FileID
-	once sync.Once // another socket may get the inode number later
-	err  error
+	close func() error
 }
 
 // Close removes the file first, so that no client connects to a socket that is about to close.
-func (l *ownListener) Close() error {
-	l.once.Do(func() {
-		_, err := unixsock.Remove(l.path, l.id)
-		l.err = errors.Join(err, l.Listener.Close())
-	})
-	return l.err
-}
+func (l *ownListener) Close() error { return l.close() }
 
 // rootListener accepts connections of root and of the daemon's own user, and closes others.
 type rootListener struct {

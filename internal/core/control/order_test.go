@@ -139,7 +139,7 @@ func TestFileGoesBeforeItsListener(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := ln.(*ownListener)
-	checked := &firstGone{Listener: own.Listener, path: own.path}
+	checked := &firstGone{Listener: own.Listener, path: own.Addr().String()}
 	own.Listener = checked
 	if err := own.Close(); err != nil || !checked.gone {
 		t.Errorf("%v, file removed before: %t", err, checked.gone)
