@@ -14,6 +14,7 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
@@ -42,7 +43,7 @@ func TestStoredListenersOfDisabledDriversAreUnclaimed(t *testing.T) {
 func TestLeftoversOfEnabledDriversStay(t *testing.T) {
 	root, runDir := fake.ShortDir(t), fake.ShortDir(t)
 	r, err := regsocket.Open(root, regsocket.Options{Log: slog.New(slog.DiscardHandler), RunDir: runDir, Pool: worker.NewPool(),
-		Watch: func(...string) regsocket.Watch { return noHints{} }})
+		Watch: func(...string) rate.Hinter { return noHints{} }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +94,7 @@ func TestStopWhileAdoptingStartsNoRegistrar(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	watch := func(...string) regsocket.Watch { return noHints{} }
+	watch := func(...string) rate.Hinter { return noHints{} }
 	p := &parts{
 		daemon:  &daemon{log: slog.New(slog.NewTextHandler(&log, nil))},
 		stored:  map[string][]*os.File{"a.example": {kept}},

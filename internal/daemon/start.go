@@ -18,6 +18,7 @@ import (
 	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/systemd"
 	"csi-registrar/internal/sys/worker"
 )
@@ -138,7 +139,7 @@ func newParts(d *daemon, registryDir string) *parts {
 		Log:         d.log,
 		KeepSockets: d.options.KeepSockets,
 		Dir:         registryDir,
-		Watch:       func(paths ...string) regsocket.Watch { return d.watcher.Subscribe(paths...) },
+		Watch:       func(paths ...string) rate.Hinter { return d.watcher.Subscribe(paths...) },
 		Pool:        d.pool,
 	}
 	p.store = systemd.NewStore(d.notifier, systemd.StoreOptions{

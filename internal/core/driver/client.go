@@ -14,6 +14,7 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
@@ -30,14 +31,6 @@ const (
 	maxReason = 1000 // characters
 )
 
-// Hints receives hints from elsewhere and from the Client, so that one channel is enough to wait
-// for both (implemented by fswatch.Subscription).
-type Hints interface {
-	Hints() <-chan struct{} // capacity one
-	Hint()                  // never blocks, also after Close
-	Close()
-}
-
 // Client is the client of one driver. It keeps at most one connection to it.
 //
 // Its fields belong to the goroutine that calls Ask, and then Close. State that changes in the
@@ -45,7 +38,7 @@ type Hints interface {
 type Client struct {
 	cfg   config.Connection
 	log   *slog.Logger
-	hints Hints
+	hints rate.Hinter
 
 	socket, endpoint target
 	lookLimit        time.Duration
@@ -66,7 +59,7 @@ type Client struct {
 // New returns a Client. Without cfg.Name it accepts the name of the first Ready report, and then no
 // other. The endpoint is checked unless it is the path of the socket. hints are about both; Close
 // also closes them.
-func New(cfg config.Connection, log *slog.Logger, hints Hints, pool *worker.Pool) *Client {
+func New(cfg config.Connection, log *slog.Logger, hints rate.Hinter, pool *worker.Pool) *Client {
 	c := &Client{
 		cfg: cfg, log: log, hints: hints,
 		lookLimit: lookLimit,

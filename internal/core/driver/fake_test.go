@@ -19,6 +19,7 @@ import (
 
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
@@ -132,7 +133,7 @@ func start(t testing.TB, path string, f *fakeDriver) (stop func()) {
 	return stop
 }
 
-// box is Hints without a source.
+// box is a rate.Hinter without a source.
 type box chan struct{}
 
 func (b box) Hints() <-chan struct{} { return b }
@@ -147,12 +148,12 @@ func (b box) Hint() {
 
 // client returns a client that is closed at the end of the test, and checks that it leaves nothing
 // behind.
-func client(t testing.TB, cfg config.Connection, hints Hints) *Client {
+func client(t testing.TB, cfg config.Connection, hints rate.Hinter) *Client {
 	t.Helper()
 	return clientWith(t, cfg, hints, worker.NewPool())
 }
 
-func clientWith(t testing.TB, cfg config.Connection, hints Hints, pool *worker.Pool) *Client {
+func clientWith(t testing.TB, cfg config.Connection, hints rate.Hinter, pool *worker.Pool) *Client {
 	t.Helper()
 	if hints == nil {
 		hints = make(box, 1)

@@ -14,11 +14,12 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
 
-var _ Hints = (*fswatch.Subscription)(nil)
+var _ rate.Hinter = (*fswatch.Subscription)(nil)
 
 func watcher(t testing.TB) *fswatch.Watcher {
 	t.Helper()

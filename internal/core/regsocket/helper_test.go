@@ -15,6 +15,7 @@ import (
 
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
@@ -41,7 +42,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// hints is a Watch that only the test gives hints to.
+// hints is a rate.Hinter that only the test gives hints to.
 type hints chan struct{}
 
 func (h hints) Hint() {
@@ -57,7 +58,7 @@ func (hints) Close()                   {}
 func options() Options {
 	return Options{
 		Log: slog.New(slog.DiscardHandler), Pool: worker.NewPool(),
-		Watch: func(...string) Watch { return make(hints, 1) },
+		Watch: func(...string) rate.Hinter { return make(hints, 1) },
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
@@ -62,20 +63,13 @@ type Options struct {
 	// It is never created.
 	Dir string
 	// Watch gives hints about paths.
-	Watch func(paths ...string) Watch
+	Watch func(paths ...string) rate.Hinter
 	// Pool runs calls that may never return.
 	Pool *worker.Pool
 	// Process follows the kubelet that calls; nil: its end is not noticed.
 	Process *Process
 	// Host is the operating system; nil: the real one.
 	Host *Host
-}
-
-// Watch receives hints from elsewhere and from us (implemented by fswatch.Subscription).
-type Watch interface {
-	Hint()
-	Hints() <-chan struct{} // capacity one
-	Close()
 }
 
 // Registry is a plugins_registry with the sockets that this process serves in it.

@@ -17,6 +17,7 @@ import (
 	"csi-registrar/internal/node/csiname"
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/test/fake"
 )
@@ -247,11 +248,11 @@ func TestWithdrawTakesOnlyOurs(t *testing.T) {
 
 // watches counts those that are not closed.
 type watches struct {
-	Watch
+	rate.Hinter
 	open *int
 }
 
-func (w watches) Close() { *w.open--; w.Watch.Close() }
+func (w watches) Close() { *w.open--; w.Hinter.Close() }
 
 // A withdrawn socket that is still in the store or in a record is not adopted by another process,
 // and its name is free after Close.
@@ -263,7 +264,7 @@ func TestWithdrawnWhateverStoreAndRecordSay(t *testing.T) {
 			f := &forgetful{manager: m}
 			open := 0
 			r, s := w.published("a", with(f, true), func(o *Options) {
-				o.Watch = func(...string) Watch { open++; return watches{make(hints, 1), &open} }
+				o.Watch = func(...string) rate.Hinter { open++; return watches{make(hints, 1), &open} }
 			})
 			rec := r.recordOf("a")
 			if trouble == "store" {

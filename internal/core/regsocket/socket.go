@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -33,7 +34,7 @@ type Socket struct {
 	name   string
 	path   string
 	log    *slog.Logger
-	watch  Watch
+	watch  rate.Hinter
 	worker *worker.Slot
 
 	current   atomic.Pointer[listener]   // published, or about to be; nil: none

@@ -59,6 +59,14 @@ func Hint(c chan<- struct{}) {
 	}
 }
 
+// Hinter receives hints from elsewhere and from its owner, so that one channel is enough to wait
+// for both (implemented by fswatch.Subscription).
+type Hinter interface {
+	Hints() <-chan struct{} // capacity one
+	Hint()                  // never blocks, also after Close
+	Close()
+}
+
 // At returns a channel that receives at a time; zero: never.
 func At(at time.Time) <-chan time.Time {
 	if at.IsZero() {

@@ -18,6 +18,7 @@ import (
 	"csi-registrar/internal/core/registrar"
 	"csi-registrar/internal/core/regsocket"
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -117,7 +118,7 @@ func (w *world) startDaemon() {
 	log := slog.New(&logHandler{p: p})
 	p.options = regsocket.Options{
 		Log: log, RunDir: runDir, Store: &store{p}, KeepSockets: true, Pool: p.pool, Host: p.host(),
-		Watch: func(paths ...string) regsocket.Watch { return w.files.watch(p, paths...) },
+		Watch: func(paths ...string) rate.Hinter { return w.files.watch(p, paths...) },
 	}
 	for name, socks := range w.pid1.held {
 		for _, s := range socks {
