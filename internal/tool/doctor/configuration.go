@@ -90,6 +90,12 @@ func (x *diagnosis) correct(ctx context.Context, m config.Error) (expected strin
 		disable := x.setDriverKey(driver, "enabled", "false")
 		return m.Hint, append([]Fix{note("if %s is another driver, give it its own path in line %d of %s, else leave it out:", driver, m.Line, safetext.ShellWord(m.File))}, disable...)
 	}
+	if driver := driverOf(m.Key); driver != "" && strings.HasSuffix(m.Key, ".socket") {
+		if socket := x.usualSocket(ctx, driver); socket != "" {
+			right := x.setKey(driver+"-socket", fmt.Sprintf("[driver.%q]", driver), "socket = "+safetext.Quote(socket), fmt.Sprintf("%s:%d", m.File, m.Line))
+			return "the driver listens on " + safetext.Word(socket), append(right, check)
+		}
+	}
 	line := strings.TrimSpace(lines[m.Line-1])
 	key, _, _ := strings.Cut(line, "=")
 	name := strings.TrimSuffix(strings.TrimPrefix(line, "[driver."), "]")
@@ -267,12 +273,18 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 		return "; " + safetext.Word(file) + " has a table for it, and is not read: its name does not end in .toml or begins with a dot",
 			[]Fix{run("mv", "-n", file, filepath.Join(dir, name)), reload}
 	}
-	var d config.Driver
-	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
-	if socket := x.nearby(ctx, d); socket != "" {
+	if socket := x.usualSocket(ctx, driver); socket != "" {
 		return why + "; it listens on " + safetext.Word(socket), x.setDriverKey(driver, "socket", safetext.Quote(socket))
 	}
 	return why, []Fix{note("write a table for %s with its socket into a file in %s", safetext.ShellWord(driver), safetext.ShellWord(x.confDir()))}
+}
+
+// usualSocket returns the socket at which a driver without a valid table answers; empty if it is
+// not where drivers usually listen.
+func (x *diagnosis) usualSocket(ctx context.Context, driver string) string {
+	var d config.Driver
+	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
+	return x.nearby(ctx, d)
 }
 
 // ignoredTable returns a file in dir with a table of the driver that config.Load ignores, and a

@@ -242,6 +242,17 @@ func TestDriverWithoutTableThatAnswers(t *testing.T) {
 	if d, _ := config.Load(n.source()).Config.Driver(name); d.Socket != socket {
 		t.Errorf("%+v", d)
 	}
+
+	// Its path in the file is wrong.
+	n.write("etc/csi-registrar/conf.d/99-doctor-"+name+"-socket.toml", "[driver.\""+name+"\"]\nsocket = \"{{ root }}/csi.sock\"\n")
+	n.restartDaemon()
+	f, _ = finding(n.examine(), "configuration-error")
+	if f.Expected != "the driver listens on "+socket || !n.follow(f.Fix) {
+		t.Fatalf("%+v", f)
+	}
+	if d, _ := config.Load(n.source()).Config.Driver(name); d.Socket != socket {
+		t.Errorf("%+v", d)
+	}
 	dir := n.path("etc/csi-registrar/conf.d")
 	n.remove(dir)
 	n.remove(n.path("usr/lib/csi-registrar/conf.d"))
