@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,18 +44,10 @@ func (f File) IsRegular() bool { return f.Mode&unix.S_IFMT == unix.S_IFREG }
 
 // Kind describes the type of the file for people: "a socket", "a directory".
 func (f File) Kind() string {
-	switch f.Mode & unix.S_IFMT {
-	case unix.S_IFSOCK:
-		return "a socket"
-	case unix.S_IFDIR:
-		return "a directory"
-	case unix.S_IFLNK:
-		return "a symbolic link"
-	case unix.S_IFREG:
-		return "a regular file"
-	default:
-		return "a special file"
+	kinds := map[uint16]string{
+		unix.S_IFSOCK: "a socket", unix.S_IFDIR: "a directory", unix.S_IFLNK: "a symbolic link", unix.S_IFREG: "a regular file",
 	}
+	return cmp.Or(kinds[f.Mode&unix.S_IFMT], "a special file")
 }
 
 // Lstat describes the file at path, without following a symbolic link. Like Stat it blocks for as
