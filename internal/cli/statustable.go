@@ -165,15 +165,11 @@ func colourOf(d status.Driver) string {
 	if d.Down() {
 		return yellow
 	}
-	switch d.State {
-	case string(status.Registered):
-		return green
-	case string(status.Mismatch), string(status.Refused), string(status.Conflict), status.Invalid:
-		return red
-	case status.Disabled:
-		return dim
+	colours := map[string]string{
+		string(status.Registered): green, status.Disabled: dim, status.Invalid: red,
+		string(status.Mismatch): red, string(status.Refused): red, string(status.Conflict): red,
 	}
-	return yellow
+	return cmp.Or(colours[d.State], yellow)
 }
 
 // summaryLine formats the last line of the table, next to the prompt.
