@@ -112,12 +112,8 @@ func (h *Host) readRecord(path string) (rec record, err error) {
 	if err != nil {
 		return record{}, fmt.Errorf("cannot read the record %s: %w", path, err)
 	}
-	toAges(rec.times()...)
+	toAges(&rec.PublishedAt, &rec.GetInfoAt, &rec.Notification.At, &rec.FirstAcceptedAt)
 	return rec, nil
-}
-
-func (r *record) times() []*time.Time {
-	return []*time.Time{&r.PublishedAt, &r.GetInfoAt, &r.Notification.At, &r.FirstAcceptedAt}
 }
 
 // toAges gives the times of a record a monotonic part: when the wall clock is set again, only their
