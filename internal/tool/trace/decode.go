@@ -91,23 +91,21 @@ const frameHeader = 9
 // whole reports whether the next frame is there, for the framer would take the end of the
 // buffer for the end of the connection. Headers are whole with all their CONTINUATIONs.
 func (s *side) whole() (bool, error) {
-	rest := s.buf.Bytes()
-	for size := 0; len(rest) >= frameHeader; {
-		length := int(rest[0])<<16 | int(rest[1])<<8 | int(rest[2])
-		kind, flags := http2.FrameType(rest[3]), http2.Flags(rest[4])
-		if size += frameHeader + length; size > frameHeader+maxFrame {
+	rest := bytes.NewReader(s.buf.Bytes())
+	for size := 0; ; {
+		h, err := http2.ReadFrameHeader(rest)
+		if size += frameHeader + int(h.Length); err == nil && size > frameHeader+maxFrame {
 			return false, fmt.Errorf("a frame of more than %d bytes", maxFrame)
 		}
-		if len(rest) < frameHeader+length {
-			return false, nil
+		if err != nil || rest.Len() < int(h.Length) {
+			return false, nil // the rest is to come
 		}
-		hasMore := (kind == http2.FrameHeaders || kind == http2.FrameContinuation) && !flags.Has(http2.FlagHeadersEndHeaders)
+		hasMore := (h.Type == http2.FrameHeaders || h.Type == http2.FrameContinuation) && !h.Flags.Has(http2.FlagHeadersEndHeaders)
 		if !hasMore {
 			return true, nil
 		}
-		rest = rest[frameHeader+length:]
+		_, _ = rest.Seek(int64(h.Length), io.SeekCurrent) // it cannot fail
 	}
-	return false, nil
 }
 
 func (d *decoder) frame(dir direction, frame http2.Frame, at time.Time) error {
