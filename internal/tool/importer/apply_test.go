@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"csi-registrar/internal/node/rootdir"
 )
 
 // apply makes the edits in a manifest as a person would, and returns the workloads that have some.
@@ -211,7 +213,7 @@ func (w *workload) makes(dir string) bool {
 				if v.Name != m.Name || v.HostPath == nil || !v.HostPath.creates() {
 					continue
 				}
-				if host, err := w.pod.hostPath(c, m.MountPath); err == nil && contains(dir, host) {
+				if host, err := w.pod.hostPath(c, m.MountPath); err == nil && rootdir.Within(host, dir) {
 					return true
 				}
 			}
@@ -224,7 +226,7 @@ func (w *workload) makes(dir string) bool {
 func (w *workload) sees(dir string) bool {
 	for _, c := range w.pod.all() {
 		for _, m := range c.VolumeMounts {
-			if host, err := w.pod.hostPath(c, m.MountPath); err == nil && contains(host, dir) && !c.isSidecar() {
+			if host, err := w.pod.hostPath(c, m.MountPath); err == nil && rootdir.Within(dir, host) && !c.isSidecar() {
 				return true
 			}
 		}

@@ -148,17 +148,12 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 // mountOf returns the mount that a path in the container is on. The deepest one counts.
 func (c container) mountOf(file string) (best volumeMount) {
 	for _, m := range c.VolumeMounts {
-		if contains(m.MountPath, file) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
+		if m.MountPath != "" && rootdir.Within(path.Clean(file), m.MountPath) && len(path.Clean(m.MountPath)) > len(best.MountPath) {
 			best = m
 			best.MountPath = path.Clean(m.MountPath)
 		}
 	}
 	return best
-}
-
-// contains reports whether a path is the directory or below it.
-func contains(dir, file string) bool {
-	return dir != "" && rootdir.Within(path.Clean(file), dir)
 }
 
 // checkRendered returns an error if a value contains a placeholder, either of a template or one

@@ -137,7 +137,7 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 	// createdOtherwise reports whether a volume that stays creates the directory.
 	createdOtherwise := func(dir string) bool {
 		return slices.ContainsFunc(w.pod.Volumes, func(v volume) bool {
-			return v.HostPath != nil && v.HostPath.creates() && contains(dir, v.HostPath.Path) && stillMounted(v)
+			return v.HostPath != nil && v.HostPath.creates() && rootdir.Within(path.Clean(v.HostPath.Path), dir) && stillMounted(v)
 		})
 	}
 	isRemoved := func(c container) bool {
@@ -155,7 +155,7 @@ func (e *Edits) removeVolumes(w *workload, rs []*registration, rest []container)
 				return false
 			}
 			dir, err := r.pod.hostPath(r.container, mount.MountPath)
-			return err == nil && !createdOtherwise(dir) && !contains(dir, path.Join(r.rootDir, "plugins"))
+			return err == nil && !createdOtherwise(dir) && !rootdir.Within(path.Join(r.rootDir, "plugins"), dir)
 		})
 		if i < 0 {
 			e.Volumes = append(e.Volumes, v.Name)
@@ -199,7 +199,7 @@ func (w *workload) driverContainer(r *registration, rest []container) string {
 	sees := func(c container) bool {
 		return slices.ContainsFunc(c.VolumeMounts, func(m volumeMount) bool {
 			host, err := w.pod.hostPath(c, m.MountPath)
-			return err == nil && contains(host, r.socket)
+			return err == nil && rootdir.Within(r.socket, host)
 		})
 	}
 	hasPath := func(c container) bool {
