@@ -51,7 +51,7 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 	if len(args) == 0 {
 		return usagef("name the manifests, or - for standard input")
 	}
-	var manifests []importer.Manifest
+	var manifests []importer.File
 	for _, arg := range args {
 		m, err := readManifest(e, arg)
 		if err != nil {
@@ -144,22 +144,22 @@ func writeNew(file string, data []byte) error {
 }
 
 // readManifest reads a file, or standard input.
-func readManifest(e *env, arg string) (importer.Manifest, error) {
+func readManifest(e *env, arg string) (importer.File, error) {
 	name, r := "standard input", e.stdin
 	if arg != "-" {
 		f, err := os.Open(arg)
 		if err != nil {
-			return importer.Manifest{}, fmt.Errorf("cannot import: %w", err)
+			return importer.File{}, fmt.Errorf("cannot import: %w", err)
 		}
 		defer f.Close()
 		name, r = safetext.Word(arg), f
 	}
 	data, err := io.ReadAll(io.LimitReader(r, maxManifest+1))
 	if err != nil {
-		return importer.Manifest{}, fmt.Errorf("cannot read %s: %w", name, err)
+		return importer.File{}, fmt.Errorf("cannot read %s: %w", name, err)
 	}
 	if len(data) > maxManifest {
-		return importer.Manifest{}, fmt.Errorf("cannot import %s: it has more than %d MiB", name, maxManifest>>20)
+		return importer.File{}, fmt.Errorf("cannot import %s: it has more than %d MiB", name, maxManifest>>20)
 	}
-	return importer.Manifest{Name: name, Data: data}, nil
+	return importer.File{Name: name, Data: data}, nil
 }

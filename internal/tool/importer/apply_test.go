@@ -15,7 +15,7 @@ import (
 )
 
 // apply makes the edits in a manifest as a person would, and returns the workloads that have some.
-func apply(t *testing.T, m Manifest, edits []Edits) []byte {
+func apply(t *testing.T, m File, edits []Edits) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	enc := yaml.NewEncoder(&out)
@@ -149,9 +149,9 @@ func (e Edits) apply(t *testing.T, pod *yaml.Node) {
 //
 // It finds a workload by its name, so it checks nothing if a manifest has two of the same name,
 // such as variants for Windows or for old versions of Kubernetes.
-func checkApplied(t *testing.T, before Manifest, res Result) {
+func checkApplied(t *testing.T, before File, res Result) {
 	t.Helper()
-	workloads := func(m Manifest) (all []*workload) {
+	workloads := func(m File) (all []*workload) {
 		(&objects{found: func(w *workload) { all = append(all, w) }}).read(m)
 		return all
 	}
@@ -164,7 +164,7 @@ func checkApplied(t *testing.T, before Manifest, res Result) {
 		}
 		seen[w.String()] = true
 	}
-	for _, w := range workloads(Manifest{Name: before.Name, Data: apply(t, before, res.Edits)}) {
+	for _, w := range workloads(File{Name: before.Name, Data: apply(t, before, res.Edits)}) {
 		i := slices.IndexFunc(old, func(o *workload) bool { return o.String() == w.String() })
 		if i < 0 {
 			t.Errorf("%s appeared", w)

@@ -45,9 +45,9 @@ func TestCorpus(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
-			m := Manifest{Name: filepath.Base(file), Data: data}
+			m := File{Name: filepath.Base(file), Data: data}
 			start := time.Now()
-			res := Import([]Manifest{m}, nil)
+			res := Import([]File{m}, nil)
 			took := time.Since(start)
 			slowest, total = max(slowest, took), total+took
 			var b bytes.Buffer

@@ -39,7 +39,7 @@ type Result struct {
 // Import reads manifests and derives what replaces the registrars in them. names are the drivers'
 // names from the command line. A registrar that cannot be imported does not prevent the import of
 // the others.
-func Import(manifests []Manifest, names []GivenName) Result {
+func Import(manifests []File, names []GivenName) Result {
 	var objs objects
 	objs.found = objs.register
 	for _, m := range manifests {
@@ -186,7 +186,7 @@ func (res *Result) refuseConflicts() {
 	})
 }
 
-func noRegistrar(manifests []Manifest, forWindows bool) Refusal {
+func noRegistrar(manifests []File, forWindows bool) Refusal {
 	var names []string
 	for _, m := range manifests {
 		names = append(names, m.Name)

@@ -17,13 +17,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-func manifest(t *testing.T, file string) Manifest {
+func manifest(t *testing.T, file string) File {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Manifest{Name: filepath.Base(file), Data: data}
+	return File{Name: filepath.Base(file), Data: data}
 }
 
 func glob(t *testing.T, pattern string) []string {
@@ -57,7 +57,7 @@ func golden(t *testing.T, file, got string) {
 func TestImport(t *testing.T) {
 	for _, file := range glob(t, filepath.Join(cmp.Or(os.Getenv("MANIFESTS"), "testdata/good"), "*.yaml")) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
-			res := Import([]Manifest{manifest(t, file)}, nil)
+			res := Import([]File{manifest(t, file)}, nil)
 			var b strings.Builder
 			for _, n := range res.Notes {
 				fmt.Fprintf(&b, "# note: %s\n", n)
@@ -102,7 +102,7 @@ func checkLoads(t *testing.T, rs []Registrar, dropIn string) {
 func TestRefusals(t *testing.T) {
 	var b strings.Builder
 	for _, file := range glob(t, "testdata/bad/*.yaml") {
-		res := Import([]Manifest{manifest(t, file)}, nil)
+		res := Import([]File{manifest(t, file)}, nil)
 		if len(res.Refused) == 0 {
 			t.Errorf("%s is not refused: %+v", file, res.Registrars)
 		}
@@ -146,17 +146,17 @@ func TestNameOfFlag(t *testing.T) {
 		"--override-driver-name", // Baidu
 	} {
 		data := strings.Replace(string(m.Data), "args: []", "args: ["+flag+"=x.example.com]", 1)
-		if res := Import([]Manifest{{Name: "x", Data: []byte(data)}}, nil); drivers(res) != "x.example.com" {
+		if res := Import([]File{{Name: "x", Data: []byte(data)}}, nil); drivers(res) != "x.example.com" {
 			t.Errorf("%s: %+v", flag, res)
 		}
 	}
 }
 
 func TestNameGivenByHand(t *testing.T) {
-	noname := []Manifest{manifest(t, "testdata/bad/noname.yaml")}
-	ceph := []Manifest{manifest(t, "testdata/good/ceph.yaml")}
+	noname := []File{manifest(t, "testdata/bad/noname.yaml")}
+	ceph := []File{manifest(t, "testdata/good/ceph.yaml")}
 	for _, test := range []struct {
-		manifests []Manifest
+		manifests []File
 		names     []GivenName
 		want      string
 		refused   int
@@ -212,9 +212,9 @@ func TestNameByElimination(t *testing.T) {
 		{"one directory, two architectures", []string{driverPod("a-amd64", "a") + driverPod("a-arm64", "a") + csiDriverObject("a.example.com")}, "a.example.com"},
 		{"the directory's", []string{driverPod("a", "a.example.com") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")}, "a.example.com"},
 	} {
-		var ms []Manifest
+		var ms []File
 		for i, data := range test.files {
-			ms = append(ms, Manifest{Name: fmt.Sprint(i), Data: []byte(data)})
+			ms = append(ms, File{Name: fmt.Sprint(i), Data: []byte(data)})
 		}
 		res := Import(ms, nil)
 		if drivers(res) != test.want {
@@ -249,7 +249,7 @@ func TestVolumesOfTheRegistrar(t *testing.T) {
 		{"made by a volume below", "path: " + dir, "path: " + dir + "/data", "csi.sock", "", nil},
 		{"made by the kubelet", "path: /var/lib/kubelet/plugins", "path: /var/lib/kubelet", "a.example.com/csi.sock", "", nil},
 	} {
-		m := Manifest{Name: "x", Data: fmt.Appendf(nil, `
+		m := File{Name: "x", Data: fmt.Appendf(nil, `
 kind: DaemonSet
 metadata: {name: a}
 spec: {template: {spec: {
@@ -259,7 +259,7 @@ spec: {template: {spec: {
     {name: registrar, image: node-driver-registrar, args: [--csi-address=/csi/%s, --kubelet-registration-path=%s/csi.sock],
       volumeMounts: [{name: mine, mountPath: /csi, subPath: "%s"}, {name: r, mountPath: /registration}]}]}}}
 `, test.mine, test.others, test.address, dir, test.subPath)}
-		res := Import([]Manifest{m}, nil)
+		res := Import([]File{m}, nil)
 		if len(res.Edits) != 1 {
 			t.Errorf("%s: %+v", test.name, res)
 			continue
@@ -278,7 +278,7 @@ spec: {template: {spec: {
 func TestWorkloadsOfOneDriver(t *testing.T) {
 	one := driverPod("one", "a.example.com")
 	other := strings.NewReplacer("name: one", "name: other", "name: driver", "name: main", "name: registrar", "name: driver").Replace(one)
-	res := Import([]Manifest{{Name: "x", Data: []byte(one + other + csiDriverObject("a.example.com"))}}, nil)
+	res := Import([]File{{Name: "x", Data: []byte(one + other + csiDriverObject("a.example.com"))}}, nil)
 	if len(res.Edits) != 2 {
 		t.Fatalf("%+v", res)
 	}
@@ -291,7 +291,7 @@ func TestWorkloadsOfOneDriver(t *testing.T) {
 
 // The drop-in of one driver names only its own workloads.
 func TestDropInOfOneOfTwoDrivers(t *testing.T) {
-	res := Import([]Manifest{{Name: "x", Data: []byte(driverPod("one", "a.example.com") + driverPod("two", "b.example.com") +
+	res := Import([]File{{Name: "x", Data: []byte(driverPod("one", "a.example.com") + driverPod("two", "b.example.com") +
 		csiDriverObject("a.example.com") + csiDriverObject("b.example.com"))}}, nil)
 	if len(res.Registrars) != 2 {
 		t.Fatalf("%+v", res)
@@ -310,7 +310,7 @@ func TestWholeWorkload(t *testing.T) {
 	const driver = "{name: driver, "
 	for container, whole := range map[string]bool{driver: false, "{name: liveness-probe, ": true} {
 		m := strings.Replace(driverPod("a", "a.example.com"), driver, container, 1) + csiDriverObject("a.example.com")
-		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(m)}}, nil)
 		if len(res.Edits) != 1 || res.Edits[0].Whole != whole {
 			t.Errorf("%s: %+v", container, res)
 		}
@@ -322,7 +322,7 @@ func TestOwnedObjects(t *testing.T) {
 	for kind, want := range map[string]string{"ReplicaSet": "", "DaemonSet": "a.example.com"} {
 		m := strings.Replace(driverPod("a", "a.example.com"), "kind: DaemonSet\nmetadata: {name: a}",
 			"kind: "+kind+"\nmetadata: {name: a, ownerReferences: [{kind: Deployment, name: a}]}", 1)
-		if res := Import([]Manifest{{Name: "x", Data: []byte(m + csiDriverObject("a.example.com"))}}, nil); drivers(res) != want {
+		if res := Import([]File{{Name: "x", Data: []byte(m + csiDriverObject("a.example.com"))}}, nil); drivers(res) != want {
 			t.Errorf("%s: %+v", kind, res)
 		}
 	}
@@ -332,7 +332,7 @@ func TestOwnedObjects(t *testing.T) {
 func TestVolumeLimitThatTheKubeletUpdates(t *testing.T) {
 	updates := csiDriverObject("a.example.com") + "spec: {nodeAllocatableUpdatePeriodSeconds: 60}\n"
 	for _, objects := range []string{updates + csiDriverObject("a.example.com"), csiDriverObject("a.example.com") + updates} {
-		res := Import([]Manifest{{Name: "x", Data: []byte(driverPod("a", "a.example.com") + objects)}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(driverPod("a", "a.example.com") + objects)}}, nil)
 		if len(res.Registrars) != 1 || res.Registrars[0].Driver.WhenLimitChanges != config.Leave {
 			t.Errorf("%+v", res)
 		}
@@ -374,7 +374,7 @@ func TestLongestValue(t *testing.T) {
 func TestNameOfTwoFlags(t *testing.T) {
 	m := strings.NewReplacer("{name: driver, ", "{name: driver, args: [--drivername=a.example.com], ",
 		"containers: [", "containers: [{name: other, args: [--drivername=b.example.com]}, ").Replace(driverPod("a", "b.example.com"))
-	if res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil); drivers(res) != "b.example.com" {
+	if res := Import([]File{{Name: "x", Data: []byte(m)}}, nil); drivers(res) != "b.example.com" {
 		t.Errorf("%+v", res)
 	}
 }
@@ -384,7 +384,7 @@ func TestRootDirectories(t *testing.T) {
 	elsewhere := strings.ReplaceAll(driverPod("c", "c.example.com")+csiDriverObject("c.example.com"), "/var/lib/kubelet", "/data/kubelet")
 	rest := driverPod("a", "a.example.com") + driverPod("b", "b.example.com") + csiDriverObject("a.example.com") + csiDriverObject("b.example.com")
 	for data, want := range map[string]string{elsewhere + rest: "c.example.com", rest + elsewhere: "a.example.com b.example.com"} {
-		res := Import([]Manifest{{Name: "x", Data: []byte(data)}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(data)}}, nil)
 		if drivers(res) != want || len(res.Registrars)+len(res.Refused) != 3 || !strings.Contains(res.Refused[0].Reason, "/data/kubelet") {
 			t.Errorf("%+v", res)
 		}
@@ -396,9 +396,9 @@ func TestNameByHelmRelease(t *testing.T) {
 	release := func(name, s string) string {
 		return strings.Replace(s, "metadata: {", "metadata: {annotations: {meta.helm.sh/release-name: "+name+", meta.helm.sh/release-namespace: x}, ", 1)
 	}
-	m := Manifest{Name: "x", Data: []byte(release("nfs", driverPod("a", "a")) + release("smb", driverPod("b", "b")) +
+	m := File{Name: "x", Data: []byte(release("nfs", driverPod("a", "a")) + release("smb", driverPod("b", "b")) +
 		release("smb", csiDriverObject("smb.example.com")) + release("nfs", csiDriverObject("nfs.example.com")))}
-	res := Import([]Manifest{m}, nil)
+	res := Import([]File{m}, nil)
 	if len(res.Registrars) != 2 || res.Registrars[0].Workloads[0] != "x: DaemonSet a" || res.Registrars[0].Driver.Name != "nfs.example.com" {
 		t.Errorf("%+v", res)
 	}
@@ -416,7 +416,7 @@ func TestManagedWorkloads(t *testing.T) {
 		"ownerReferences: [{apiVersion: storage.example/v1, kind: HPECSIDriver, name: \"a b\\nhint: \"}]": `"HPECSIDriver/a b\nhint: "`,
 	} {
 		m := strings.Replace(driverPod("a", "a.example.com"), "metadata: {", "metadata: {"+metadata+", ", 1) + csiDriverObject("a.example.com")
-		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(m)}}, nil)
 		if len(res.Edits) != 1 {
 			t.Fatalf("%s: %+v", metadata, res)
 		}
@@ -450,7 +450,7 @@ func TestMountsThatDoNotReachTheKubelet(t *testing.T) {
 		if !strings.Contains(m, test.old) {
 			t.Fatalf("%s: no %q in %s", name, test.old, m)
 		}
-		res := Import([]Manifest{{Name: "x", Data: []byte(strings.Replace(m, test.old, test.new, 1) + csiDriverObject("a.example.com"))}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(strings.Replace(m, test.old, test.new, 1) + csiDriverObject("a.example.com"))}}, nil)
 		if len(res.Edits) != 1 || strings.Join(res.Edits[0].Warnings, "\n") != test.want {
 			t.Errorf("%s: %+v, want %q", name, res, test.want)
 		}
@@ -459,8 +459,8 @@ func TestMountsThatDoNotReachTheKubelet(t *testing.T) {
 
 // An error in one driver does not prevent the import of the others.
 func TestOneIsWrong(t *testing.T) {
-	m := Manifest{Name: "x", Data: []byte("kind: List\nitems:\n- {kind: DaemonSet, spec: wrong}\n" + driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com") + "---\n{")}
-	res := Import([]Manifest{m}, nil)
+	m := File{Name: "x", Data: []byte("kind: List\nitems:\n- {kind: DaemonSet, spec: wrong}\n" + driverPod("a", "a") + driverPod("b", "b.example.com") + csiDriverObject("b.example.com") + "---\n{")}
+	res := Import([]File{m}, nil)
 	if drivers(res) != "b.example.com" || len(res.Refused) != 3 {
 		t.Errorf("%+v", res)
 	}
@@ -496,7 +496,7 @@ func TestShortTimeout(t *testing.T) {
 func TestDriverSocketBelowTheRegistry(t *testing.T) {
 	for dir, want := range map[string]bool{"/var/lib/kubelet/plugins_registry/a.example.com": true, "/var/lib/kubelet/plugins/a.example.com": false} {
 		m := strings.ReplaceAll(driverPod("a", "a.example.com"), "/var/lib/kubelet/plugins/a.example.com", dir) + csiDriverObject("a.example.com")
-		res := Import([]Manifest{{Name: "x", Data: []byte(m)}}, nil)
+		res := Import([]File{{Name: "x", Data: []byte(m)}}, nil)
 		if len(res.Registrars) != 1 {
 			t.Fatalf("%+v", res)
 		}
@@ -521,7 +521,7 @@ func FuzzImport(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		res := Import([]Manifest{{Name: "x", Data: data}}, nil)
+		res := Import([]File{{Name: "x", Data: data}}, nil)
 		if len(res.Registrars)+len(res.Refused) == 0 {
 			t.Fatal("neither found nor refused")
 		}
@@ -571,7 +571,7 @@ func TestOwnerOfTheContainer(t *testing.T) {
 			"          volumeMounts: [{name: all, mountPath: /data}]\n" + driver + user, ""},
 	} {
 		text := strings.Replace(string(data), driver, c.with, 1)
-		res := Import([]Manifest{{Name: "x.yaml", Data: []byte(text)}}, nil)
+		res := Import([]File{{Name: "x.yaml", Data: []byte(text)}}, nil)
 		if len(res.Registrars) != 1 {
 			t.Fatalf("%s: %+v", name, res)
 		}

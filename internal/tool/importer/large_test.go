@@ -54,14 +54,14 @@ var listShapes = map[string]func(i int) string{
 	},
 }
 
-func listOf(n int, item func(int) string) []Manifest {
+func listOf(n int, item func(int) string) []File {
 	var b strings.Builder
 	b.WriteString("apiVersion: v1\nitems:\n")
 	for i := range n {
 		b.WriteString(item(i))
 	}
 	b.WriteString("kind: List\nmetadata:\n  resourceVersion: \"\"\n")
-	return []Manifest{{Name: "x", Data: []byte(b.String())}}
+	return []File{{Name: "x", Data: []byte(b.String())}}
 }
 
 // A list of all DaemonSets of a large cluster, or a hostile one, needs time in proportion to its
@@ -101,7 +101,7 @@ func TestListsAreReadByItem(t *testing.T) {
 		if _, ok := splitItems(list[0].Data); !ok {
 			t.Errorf("%s: it is not read by item", name)
 		}
-		whole := []Manifest{{Name: "x", Data: append([]byte("# read as a whole\n"), list[0].Data...)}}
+		whole := []File{{Name: "x", Data: append([]byte("# read as a whole\n"), list[0].Data...)}}
 		if _, ok := splitItems(whole[0].Data); ok {
 			t.Errorf("%s: the comment is accepted", name)
 		}
@@ -117,7 +117,7 @@ func TestListsAreReadByItem(t *testing.T) {
 		if _, ok := splitItems([]byte(list)); !ok {
 			t.Errorf("%s is not read by item", list)
 		}
-		got, want := Import([]Manifest{{Name: "x", Data: []byte(list)}}, nil), Import([]Manifest{{Name: "x", Data: []byte(list + "\n# whole")}}, nil)
+		got, want := Import([]File{{Name: "x", Data: []byte(list)}}, nil), Import([]File{{Name: "x", Data: []byte(list + "\n# whole")}}, nil)
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v\nin one piece %+v", item, got, want)
 		}
@@ -138,7 +138,7 @@ func TestTooManyRegistrars(t *testing.T) {
 	if res := Import(list, nil); len(res.Refused) != 1 || !strings.Contains(res.Refused[0].Reason, "more than 4096") {
 		t.Errorf("%d refusals, the first: %+v", len(res.Refused), res.Refused[0])
 	}
-	large := []Manifest{{Name: "x", Data: []byte("kind: Pod\n" + strings.Repeat("# x\n", maxWhole/4))}}
+	large := []File{{Name: "x", Data: []byte("kind: Pod\n" + strings.Repeat("# x\n", maxWhole/4))}}
 	if res := Import(large, nil); len(res.Refused) != 1 || !strings.Contains(res.Refused[0].Reason, "more than 8 MiB") {
 		t.Errorf("%+v", res.Refused)
 	}
@@ -150,7 +150,7 @@ func TestErrorInAListIsReportedOnce(t *testing.T) {
 	if _, ok := splitItems([]byte(list)); !ok {
 		t.Fatal("it is not read item by item")
 	}
-	if res := Import([]Manifest{{Name: "x", Data: []byte(list)}}, nil); len(res.Refused) != 1 {
+	if res := Import([]File{{Name: "x", Data: []byte(list)}}, nil); len(res.Refused) != 1 {
 		t.Errorf("%+v", res.Refused)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"csi-registrar/internal/sys/safetext"
 )
 
-// Manifest is one file, or standard input.
-type Manifest struct {
-	Name string // for messages
+// File is a manifest, which may come from standard input, or a file to write.
+type File struct {
+	Name string // of a manifest: for messages
 	Data []byte
 }
 

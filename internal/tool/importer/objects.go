@@ -26,7 +26,7 @@ type objects struct {
 }
 
 // refuse adds an object that cannot be read, and reports whether its manifest is a template.
-func (o *objects) refuse(m Manifest, where, what string, err error) bool {
+func (o *objects) refuse(m File, where, what string, err error) bool {
 	err = fmt.Errorf("%s cannot be read: %s", what, safetext.Quote(oneLine(err)))
 	template := isTemplate(string(m.Data))
 	if template {
@@ -39,7 +39,7 @@ func (o *objects) refuse(m Manifest, where, what string, err error) bool {
 // read collects the objects of a manifest. The items of a long list are read one by one, because
 // the decoder needs about 60 bytes for each byte of a document; whatever is not as kubectl prints
 // it, or has an error, is read as a whole.
-func (o *objects) read(m Manifest) {
+func (o *objects) read(m File) {
 	before := *o
 	if items, ok := splitItems(m.Data); ok && o.readItems(m, items) {
 		return
@@ -68,7 +68,7 @@ func (o *objects) read(m Manifest) {
 }
 
 // readItems collects the items of a list, and reports whether all could be read.
-func (o *objects) readItems(m Manifest, items iter.Seq[[]byte]) bool {
+func (o *objects) readItems(m File, items iter.Seq[[]byte]) bool {
 	refused := len(o.refused)
 	for item := range items {
 		var list []object
@@ -142,7 +142,7 @@ const (
 	maxWhole = 8 << 20
 )
 
-func (o *objects) add(m Manifest, obj object) {
+func (o *objects) add(m File, obj object) {
 	for _, item := range obj.Items {
 		o.add(m, item)
 	}

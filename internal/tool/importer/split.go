@@ -25,12 +25,6 @@ type overlay struct {
 	patches   []map[string]string
 }
 
-// File is a file of a kustomization.
-type File struct {
-	Name string
-	Data []byte
-}
-
 // splitSuffix ends the second DaemonSet's name, and the value of a label in its selector: no
 // selector may match the pods of both.
 const (
@@ -40,7 +34,7 @@ const (
 )
 
 // Split returns a kustomization that splits the DaemonSets that have edits by a label of nodes.
-func Split(manifests []Manifest, edits []Edits, label string) ([]File, error) {
+func Split(manifests []File, edits []Edits, label string) ([]File, error) {
 	o := &overlay{label: label}
 	for _, m := range manifests {
 		fmt.Fprintf(&o.manifests, "---\n%s\n", m.Data)
@@ -75,7 +69,7 @@ func Split(manifests []Manifest, edits []Edits, label string) ([]File, error) {
 }
 
 // add adds an object, or the items of a list.
-func (o *overlay) add(m Manifest, node *yaml.Node, edits []Edits) error {
+func (o *overlay) add(m File, node *yaml.Node, edits []Edits) error {
 	var list struct{ Items []yaml.Node }
 	var obj object
 	var all map[string]any

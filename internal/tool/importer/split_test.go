@@ -44,7 +44,7 @@ kind: List
 
 func split(t *testing.T, manifest string) (files map[string]string, err error) {
 	t.Helper()
-	m := []Manifest{{Name: "m.yaml", Data: []byte(manifest)}}
+	m := []File{{Name: "m.yaml", Data: []byte(manifest)}}
 	res := Import(m, nil)
 	if len(res.Refused) > 0 {
 		t.Fatalf("refused: %+v", res.Refused)
@@ -142,8 +142,8 @@ func TestSplitAppliesTheEdits(t *testing.T) {
 		if !bytes.Contains(m.Data, []byte("matchLabels")) {
 			m.Data = bytes.ReplaceAll(m.Data, []byte("\n  template:"), []byte("\n  selector: {matchLabels: {app: x}}\n  template:"))
 		}
-		res := Import([]Manifest{m}, nil)
-		files, err := Split([]Manifest{m}, res.Edits, "l")
+		res := Import([]File{m}, nil)
+		files, err := Split([]File{m}, res.Edits, "l")
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -176,7 +176,7 @@ func TestSplitReducesAnAllInOneSidecar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := Import([]Manifest{m, {Name: "second.yaml", Data: []byte(files["second.yaml"])}}, nil)
+	again := Import([]File{m, {Name: "second.yaml", Data: []byte(files["second.yaml"])}}, nil)
 	if len(again.Registrars) != 2 || len(again.Refused) > 0 || len(again.Edits) != 2 {
 		t.Errorf("the second DaemonSets register: %+v\n%s", again, files["second.yaml"])
 	}
@@ -201,7 +201,7 @@ func TestSplitRefuses(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
 	}
-	large := []Manifest{{Name: "a", Data: bytes.Repeat([]byte("\n"), maxWhole-10)}, {Name: "b", Data: bytes.Repeat([]byte("\n"), 10)}}
+	large := []File{{Name: "a", Data: bytes.Repeat([]byte("\n"), maxWhole-10)}, {Name: "b", Data: bytes.Repeat([]byte("\n"), 10)}}
 	if _, err := Split(large, nil, "l"); err == nil || !strings.Contains(err.Error(), "more than 8 MiB") {
 		t.Errorf("too much: %v", err)
 	}
