@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -234,7 +235,15 @@ func (m *message) write(data []byte, r *Recorder) {
 			if len(m.prefix) < prefixLength {
 				return
 			}
-			m.begin()
+			m.left = int64(binary.BigEndian.Uint32(m.prefix[1:]))
+			m.size += m.left
+			m.count++
+			if m.count == 1 {
+				compressed := m.prefix[0] != 0
+				m.kept = !compressed && m.left <= maxMessage
+				m.whole = m.kept && m.left == 0
+			}
+			m.prefix = m.prefix[:0]
 			continue
 		}
 		n := int(min(m.left, int64(len(data))))
@@ -249,20 +258,6 @@ func (m *message) write(data []byte, r *Recorder) {
 		data = data[n:]
 		m.left -= int64(n)
 		m.whole = m.whole || m.kept && m.left == 0
-	}
-}
-
-// begin reads the prefix of a message.
-func (m *message) begin() {
-	length := int64(m.prefix[1])<<24 | int64(m.prefix[2])<<16 | int64(m.prefix[3])<<8 | int64(m.prefix[4])
-	compressed := m.prefix[0] != 0
-	m.prefix = m.prefix[:0]
-	m.left = length
-	m.size += length
-	m.count++
-	if m.count == 1 {
-		m.kept = !compressed && length <= maxMessage
-		m.whole = m.kept && length == 0
 	}
 }
 
