@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -72,7 +73,9 @@ func (a *Agent) Status() status.Document {
 		if err := a.failed[name]; err != nil {
 			d.Reason = err.Error()
 		}
-		if d.DriverRestarts = restarts(d.Restarts, now); d.DriverRestarts >= status.ManyRestarts {
+		// Each status counts them again: there is no event when a restart leaves the window.
+		old := sort.Search(len(d.Restarts), func(i int) bool { return now.Sub(d.Restarts[i]) < status.RestartWindow })
+		if d.DriverRestarts = len(d.Restarts) - old; d.DriverRestarts >= status.ManyRestarts {
 			addReason(&d, fmt.Sprintf("the driver restarted %d times within %s", d.DriverRestarts, status.RestartWindow))
 		}
 		if now.Sub(d.ServedBy.AskedAt) > status.AnswerLasts {
@@ -100,17 +103,6 @@ func claims(paths []string) []safetext.Claim {
 		out = append(out, safetext.Claim(p))
 	}
 	return out
-}
-
-// restarts counts the restarts within status.RestartWindow. Each status counts them again, because
-// there is no event when a restart leaves the window.
-func restarts(at []time.Time, now time.Time) (n int) {
-	for _, t := range at {
-		if now.Sub(t) < status.RestartWindow {
-			n++
-		}
-	}
-	return n
 }
 
 // addReason appends a reason, unless it is empty.
