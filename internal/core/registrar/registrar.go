@@ -75,8 +75,8 @@ func (r *Registrar) Run(ctx context.Context) {
 	}()
 	for {
 		next := r.step(ctx, time.Now())
-		if r.withdrawn() {
-			return
+		if !r.table.Enabled && !r.task.busy && r.task.checkErr == nil && !r.socket.Look().Up {
+			return // no registration is left to withdraw
 		}
 		select {
 		case <-ctx.Done():
@@ -141,11 +141,6 @@ func (r *Registrar) inputs(socket status.Socket) inputs {
 		view.ReturnedAt = time.Time{} // the kubelet has learned of it since
 	}
 	return inputs{r.table, view, socket, r.task.checkErr != nil, r.request, r.atStart}
-}
-
-// withdrawn reports whether the table is not enabled and no registration is left to withdraw.
-func (r *Registrar) withdrawn() bool {
-	return !r.table.Enabled && !r.task.busy && r.task.checkErr == nil && !r.socket.Look().Up
 }
 
 // updateStatus reports and logs the new status if it changed.
