@@ -90,15 +90,12 @@ func New(log *slog.Logger, parts Parts, version string) *Agent {
 // registrars and closes their sockets.
 func (a *Agent) Run(ctx context.Context) error {
 	var pause time.Duration
+	var again time.Time // zero: at the next hint
 	last := ""
 	for {
-		var retry <-chan time.Time
-		if pause > 0 {
-			retry = time.After(pause)
-		}
 		select {
 		case <-a.hints:
-		case <-retry:
+		case <-rate.At(again):
 		case <-ctx.Done():
 			a.apply <- struct{}{} // a running Apply may still start registrars
 			a.stop()
@@ -110,7 +107,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		err := a.reconcile(ctx, 0)
 		<-a.apply
 		if err == nil {
-			pause, last = 0, ""
+			pause, again, last = 0, time.Time{}, ""
 			continue
 		}
 		if err.Error() != last {
@@ -118,6 +115,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			a.log.Warn("not all registrars have started, trying again", "error", err)
 		}
 		pause = min(max(startFirst, 2*pause), startMost)
+		again = time.Now().Add(pause)
 	}
 }
 
