@@ -101,7 +101,11 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	case act.kind == publish && t.taken && seen.Place == status.Foreign:
 		r.begin(now, clearing, func() error { return r.socket.Clear(ctx, a) })
 	case act.kind == publish:
-		r.count(act, now)
+		if !t.counted && act.cause != CauseFirst { // the first one is no republication
+			t.counted = true
+			r.counted++
+			r.log.Info("republishing the registration socket", "MESSAGE_ID", messageRepublished, "cause", string(act.cause), "reason", act.reason)
+		}
 		r.begin(now, changing, func() error { return r.socket.Publish(ctx, a) })
 	default:
 		if t.err == nil {
@@ -144,16 +148,6 @@ func (r *Registrar) begin(now time.Time, kind taskKind, do func() error) {
 		r.task.changedAt, r.task.retryAt = now, time.Time{}
 	}
 	go func() { r.task.done <- do() }()
-}
-
-// count counts a publication before it is tried. The first one is not a republication.
-func (r *Registrar) count(act action, now time.Time) {
-	if r.task.counted || act.cause == CauseFirst {
-		return
-	}
-	r.task.counted = true
-	r.counted++
-	r.log.Info("republishing the registration socket", "MESSAGE_ID", messageRepublished, "cause", string(act.cause), "reason", act.reason)
 }
 
 // finished handles the end of a task.
