@@ -45,7 +45,8 @@ func (f File) IsRegular() bool { return f.Mode&unix.S_IFMT == unix.S_IFREG }
 // Kind describes the type of the file for people: "a socket", "a directory".
 func (f File) Kind() string {
 	kinds := map[uint16]string{
-		unix.S_IFSOCK: "a socket", unix.S_IFDIR: "a directory", unix.S_IFLNK: "a symbolic link", unix.S_IFREG: "a regular file",
+		unix.S_IFSOCK: "a socket", unix.S_IFDIR: "a directory",
+		unix.S_IFLNK: "a symbolic link", unix.S_IFREG: "a regular file",
 	}
 	return cmp.Or(kinds[f.Mode&unix.S_IFMT], "a special file")
 }
