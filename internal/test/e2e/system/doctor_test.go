@@ -178,7 +178,9 @@ var sicknesses = map[string][]sickness{
 		{id: "mounts-not-propagated", breaks: driverDropIn("PrivateTmp=yes", "PrivateMounts=no"), seen: "PrivateTmp=yes in ", after: noDropIn},
 		{id: "mounts-not-propagated", breaks: driverDropIn("TemporaryFileSystem=/var/lib/kubelet/pods"), seen: "has another directory than the kubelet at /var/lib/kubelet/pods: TemporaryFileSystem=", after: noDropIn},
 		{id: "mounts-not-propagated", breaks: driverDropIn("TemporaryFileSystem=/var/lib/kubelet"), seen: "has no /var/lib/kubelet/pods: TemporaryFileSystem=", after: noDropIn},
-		{id: "volume-misplaced", breaks: driverDropIn("PrivateMounts=yes") + "; " + volume + "; nsenter -m -t $(systemctl show --value --property=MainPID " + sickUnit + ") mount -t tmpfs tmpfs " + volumeDir + "/mount",
+		// Before it has started the program, systemd changes the root of the mount namespace.
+		{id: "volume-misplaced", breaks: driverDropIn("PrivateMounts=yes") + "; " + volume + "; pid=$(systemctl show --value --property=MainPID " + sickUnit + "); " +
+			"until grep -q faulty /proc/$pid/comm; do sleep 0.1; done; nsenter -m -t $pid mount -t tmpfs tmpfs " + volumeDir + "/mount",
 			seen: "(pod 0f9e8d7c-1111-2222-3333-444455556666, 0 bytes in 0 files); faulty (pid ", after: noDropIn + "; " + noVolume},
 		{id: "volume-not-mounted", breaks: volume + "; touch -d '10 minutes ago' " + volumeDir + "/vol_data.json", person: "mount -t tmpfs tmpfs " + volumeDir + "/mount", after: noVolume},
 		{id: "pods-waiting", breaks: volume + "; touch -d '2 minutes ago' " + volumeDir, person: "mount -t tmpfs tmpfs " + volumeDir + "/mount", after: noVolume},
