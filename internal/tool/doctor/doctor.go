@@ -15,6 +15,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -107,7 +108,7 @@ func Run(ctx context.Context, o Options) Report {
 	x.watching(ctx)
 	x.inPods = x.podMounts(ctx)
 	if x.kubelet != nil {
-		x.kubeletMounts = x.mountsOf(ctx, x.kubelet.pid)
+		x.kubeletMounts = x.mountsOf(ctx, strconv.Itoa(x.kubelet.pid))
 	}
 	x.checkVolumes(ctx)
 	x.withoutTable(ctx)

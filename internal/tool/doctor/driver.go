@@ -43,19 +43,15 @@ func (x *diagnosis) driver(ctx context.Context, d config.Driver) {
 
 // dial connects to a socket and returns the credentials of the process that listens there.
 func (x *diagnosis) dial(ctx context.Context, path string) (c *net.UnixConn, cred unixsock.Cred, err error) {
-	type result struct {
-		c    *net.UnixConn
-		cred unixsock.Cred
-	}
-	r, err := look(ctx, x, path, func() (r result, err error) {
+	c, err = look(ctx, x, path, func() (*net.UnixConn, error) {
 		ctx, cancel := context.WithTimeout(ctx, socketTimeout)
 		defer cancel()
-		if r.c, err = unixsock.Dial(ctx, path); err == nil {
-			r.cred, err = unixsock.PeerCred(r.c)
-		}
-		return r, err
+		return unixsock.Dial(ctx, path)
 	})
-	return r.c, r.cred, err
+	if err == nil {
+		cred, err = unixsock.PeerCred(c)
+	}
+	return c, cred, err
 }
 
 // reach connects to the driver's socket. It adds a finding if that fails, or if the socket is not

@@ -22,11 +22,8 @@ import (
 // mountOf returns the mount that a path is on; the zero Mount if that is the root file system, or
 // not known.
 func (x *diagnosis) mountOf(ctx context.Context, file string) (m mountinfo.Mount) {
-	all, err := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), "self") })
-	if err != nil {
-		return m
-	}
-	for _, other := range all { // a later one covers an earlier one at the same point
+	// A later one covers an earlier one at the same point.
+	for _, other := range x.mountsOf(ctx, "self") {
 		if other.Point != "/" && rootdir.Within(file, other.Point) && len(other.Point) >= len(m.Point) {
 			m = other
 		}
@@ -37,10 +34,8 @@ func (x *diagnosis) mountOf(ctx context.Context, file string) (m mountinfo.Mount
 // unmounted returns the mount point in /etc/fstab that a path is on and that is not mounted; empty
 // if there is none.
 func (x *diagnosis) unmounted(ctx context.Context, file string) string {
-	fstab := filepath.Join("/", x.o.Source.Root, "etc/fstab")
-	text, _ := look(ctx, x, fstab, func() ([]byte, error) { return readSome(fstab, maxProcFile) })
 	mounted := x.mountOf(ctx, file).Point
-	for line := range strings.Lines(string(text)) {
+	for line := range strings.Lines(string(x.readFile(ctx, "etc/fstab"))) {
 		f := strings.Fields(line)
 		if len(f) > 2 && f[0][0] != '#' && path.IsAbs(f[1]) && len(f[1]) > max(len(mounted), 1) && rootdir.Within(file, f[1]) {
 			return f[1]

@@ -78,9 +78,10 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 	}
 }
 
-// mountsOf returns the mounts that a process sees; none if they cannot be read, or pid is 0.
-func (x *diagnosis) mountsOf(ctx context.Context, pid int) []mountinfo.Mount {
-	all, _ := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), strconv.Itoa(pid)) })
+// mountsOf returns the mounts that a process sees, by its name in /proc; none if they cannot be
+// read.
+func (x *diagnosis) mountsOf(ctx context.Context, process string) []mountinfo.Mount {
+	all, _ := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), process) })
 	return all
 }
 
@@ -145,9 +146,10 @@ func (x *diagnosis) misplaced(ctx context.Context, driver string, who process) (
 	}
 	kubelets, before, after := x.kubeletMounts, []mountinfo.Mount(nil), []mountinfo.Mount(nil)
 	if !x.shareMounts(ctx, who.pid, x.kubelet.pid) {
-		before = x.mountsOf(ctx, who.pid)
-		kubelets = x.mountsOf(ctx, x.kubelet.pid)
-		after = x.mountsOf(ctx, who.pid) // a volume that was unmounted meanwhile is not in it
+		before = x.mountsOf(ctx, strconv.Itoa(who.pid))
+		kubelets = x.mountsOf(ctx, strconv.Itoa(x.kubelet.pid))
+		// A volume that was unmounted meanwhile is not in it.
+		after = x.mountsOf(ctx, strconv.Itoa(who.pid))
 	}
 	if kubelets == nil {
 		return nil, false

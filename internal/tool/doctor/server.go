@@ -222,7 +222,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 
 // covers reports whether a mount hides others that were made below its mount point before.
 func (x *diagnosis) covers(ctx context.Context, m mountinfo.Mount) bool {
-	all, _ := look(ctx, x, x.proc(), func() ([]mountinfo.Mount, error) { return mountinfo.Read(x.proc(), "self") })
+	all := x.mountsOf(ctx, "self")
 	before := slices.IndexFunc(all, func(o mountinfo.Mount) bool { return o.ID == m.ID })
 	return slices.ContainsFunc(all[:max(before, 0)], func(o mountinfo.Mount) bool { return o.Point != m.Point && rootdir.Within(o.Point, m.Point) })
 }
