@@ -86,6 +86,9 @@ var pathInError = regexp.MustCompile(`(?:^|[\s"'‘=(\[]|unix:|::)(/[\w.@%+,~/-]
 // as the rest of a sentence, and how to correct it.
 func (x *diagnosis) obstacles(ctx context.Context, unit, why string) (text string, fix []Fix) {
 	for _, m := range pathInError.FindAllStringSubmatch(why, 10) {
+		if at := x.follow(ctx, m[1]); at.err == nil && at.st.Mode&0o111 != 0 && at.file().IsRegular() && strings.HasPrefix(why, m[1]+":") {
+			continue // the program that says so
+		}
 		found, correct := x.obstacle(ctx, unit, path.Clean(m[1]), why)
 		if named, _ := x.placeInUnit(ctx, unit, m[1]); named == "" && x.userOf(ctx, unit) != "root" {
 			correct = []Fix{note("correct that, if it is for %s: its program, of another user, can name any file", unit)}
@@ -183,7 +186,8 @@ func (s *suspect) fileSystem(ctx context.Context) (text string, fix []Fix) {
 // modes reports what forbids its use to the user of the unit.
 func (s *suspect) modes(ctx context.Context) (text string, fix []Fix) {
 	need := uint16(use)
-	if s.err != nil || s.file().IsDir() || s.says("file exists") {
+	made := strings.Contains(s.why, "mkdir "+s.path+":") || strings.Contains(s.why, "‘"+s.path+"’: File exists")
+	if s.err != nil || s.file().IsDir() || made {
 		need = right
 	}
 	if !s.says("not permitted|permission denied|not a directory|file exists") {

@@ -58,10 +58,13 @@ func (x *diagnosis) mounts(ctx context.Context, d config.Driver, who process) {
 	var pods []podWait
 	ran := x.runsFor(who.pid)
 	for _, w := range x.waiting {
-		// The kubelet tries again within 2 minutes of an error of an earlier process.
-		if w.driver == d.Name && (w.at.IsZero() || ran == 0 || time.Since(w.at) < ran) {
-			pods = append(pods, w)
+		if w.driver != d.Name {
+			continue
 		}
+		if since := time.Since(w.at); !w.at.IsZero() && ran > 0 && since > ran {
+			w.text += ", before the driver started: the kubelet tries again within 2 minutes"
+		}
+		pods = append(pods, w)
 	}
 	if len(pods) > 0 {
 		server := x.serverOf(ctx, d.Name, who)

@@ -192,7 +192,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
 	own := x.listening(ctx, pid)
 	ports, sockets := own.ports, slices.DeleteFunc(own.paths, func(path string) bool { return path == d.Socket })
-	wrong, correct := x.obstacle(ctx, last.unit, path.Dir(d.Socket), "no such file, mkdir: file exists, not permitted, permission denied")
+	wrong, correct := x.obstacle(ctx, last.unit, path.Dir(d.Socket), "mkdir "+path.Dir(d.Socket)+": file exists, no such file, not permitted, permission denied")
 	if wrong != "" {
 		found += "; " + wrong
 	}

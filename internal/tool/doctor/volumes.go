@@ -176,7 +176,8 @@ func (x *diagnosis) waitingForOthers(ctx context.Context) {
 		switch {
 		case w.driver == "" && named >= 0:
 			w.driver = enabled[named]
-		case w.driver == "" && len(enabled) == 1:
+		// The pod can also wait for a volume of a driver that is not here.
+		case w.driver == "" && len(enabled) == 1 && (w.handle != "" || !strings.Contains(w.text, "context deadline exceeded")):
 			w.driver = enabled[0]
 		}
 		if csiname.CheckName(w.driver) != nil {
@@ -222,6 +223,8 @@ var causes = []struct{ pattern, right, show string }{
 	{`processing PVC NAME/NAME: .*PV (?:object )?NAME `, "the PersistentVolume must exist, and its claimRef be this claim, with its UID", "get -n $1 pvc/$2 pv/$3 -o yaml"},
 	{`processing PVC NAME/NAME: `, "the claim must exist, be bound, and not be deleted", "describe -n $1 pvc/$2"},
 	{`NodeAffinity check failed`, "nodeAffinity of the PersistentVolume must match the labels of this Node, or the pod belongs on another one", "describe pv/PV node/NODE"},
+	{`ReadWriteOncePod`, "the other pod that has the volume must end first, or the PersistentVolume have another access mode", "get pods -A --field-selector spec.nodeName=NODE"},
+	{`driver name NAME not found`, "the PersistentVolume must name a driver that is registered on this node, see csi-registrar status", "get pv/PV -o yaml"},
 	{`olume attachment|VolumeAttachment|volumeattachments|not attached|external-attacher|in node's status`,
 		"attachRequired of the CSIDriver must be false, unless an external-attacher runs, whose log says more", "get csidriver/DRIVER volumeattachments -o yaml"},
 	{`volume mode|lifecycle mode|f?[sS]Group|accoount token`,
