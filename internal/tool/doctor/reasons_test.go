@@ -114,7 +114,7 @@ func TestUnitOfADriverThatIsGone(t *testing.T) {
 	n := newNode(t)
 	n.driver.stop()
 	n.status.Drivers[0].Server = status.Server{PID: 4711, Unit: "csi-nfs.service"}
-	if f := n.examine().Findings[0]; !strings.Contains(f.Found, "; the daemon saw csi-nfs.service serve it, and no file of that unit names the socket any more") {
+	if f := n.examine().Findings[0]; !strings.Contains(f.Found, "; the daemon saw csi-nfs.service serve it, and no file of that unit names the socket any more") || !strings.HasPrefix(lines(f.Fix), "# put the file of that unit back, ") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -185,10 +185,12 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		return
 	}
 	st, _ := x.daemon.Driver(d.Name)
+	fix := last.restart()
 	if unit := st.Server.Unit.String(); last.unit == "" && strings.Contains(unit, ".service") {
 		found += "; the daemon saw " + unit + " serve it, and no file of that unit names the socket any more"
+		fix = []Fix{note("put the file of that unit back, which is gone, empty or another one, then run systemctl daemon-reload and start the unit")}
 	}
-	fix := append(last.restart(), note("if it listens elsewhere: set socket in the table of the driver"))
+	fix = append(fix, note("if it listens elsewhere: set socket in the table of the driver"))
 	pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
 	own := x.listening(ctx, pid)
 	ports, sockets := own.ports, slices.DeleteFunc(own.paths, func(path string) bool { return path == d.Socket })
