@@ -16,7 +16,7 @@ import (
 // published socket little memory.
 func TestAThousandSockets(t *testing.T) {
 	const n = 1000
-	const mostBytes = 15000
+	const mostBytes = 9000
 	w := newWorld(t)
 	// Other registrars have sockets there too, and one of them hangs.
 	for i := range 5 {
@@ -24,8 +24,27 @@ func TestAThousandSockets(t *testing.T) {
 	}
 	serveSidecar(t, w.dir+"/hangs.sock", "CSIPlugin", "hangs", func(s *sidecar) { s.hang = make(chan struct{}) })
 	r := w.open(func(o *Options) { o.Log = slog.New(slog.DiscardHandler) })
-	warm := socket(t, r, "warm")
-	publish(t, warm) // asks the others
+	// The runtime keeps what the most goroutines at a time have needed, which differs from run to
+	// run: that is not part of a socket.
+	together := func(sockets []*Socket) time.Duration {
+		begin := time.Now()
+		var wg sync.WaitGroup
+		for _, s := range sockets {
+			wg.Go(func() { publish(t, s) })
+		}
+		wg.Wait()
+		return time.Since(begin)
+	}
+	warm := make([]*Socket, n/2)
+	for i := range warm {
+		warm[i] = socket(t, r, fmt.Sprintf("warm%d", i))
+	}
+	together(warm)
+	for _, s := range warm {
+		if err := s.Withdraw(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	before := memory()
 
 	sockets := make([]*Socket, n)
@@ -33,17 +52,12 @@ func TestAThousandSockets(t *testing.T) {
 		sockets[i] = socket(t, r, fmt.Sprintf("driver%d.csi.example.org", i))
 	}
 	begin, cpu := time.Now(), cpuTime(t)
-	var wg sync.WaitGroup
-	for _, s := range sockets[:n/2] {
-		wg.Go(func() { publish(t, s) })
-	}
-	wg.Wait()
-	together := time.Since(begin)
+	atOnce := together(sockets[:n/2])
 	begin = time.Now()
 	for _, s := range sockets[n/2:] {
 		publish(t, s)
 	}
-	t.Logf("%d published, all at once, in %v, %d one after the other in %v", n/2, together, n/2, time.Since(begin))
+	t.Logf("%d published, all at once, in %v, %d one after the other in %v", n/2, atOnce, n/2, time.Since(begin))
 	// Not of the clock: other programs may use the machine. With the race detector it takes 10
 	// times as much.
 	if d := cpuTime(t) - cpu; d > 90*time.Second {
@@ -66,12 +80,15 @@ func TestAThousandSockets(t *testing.T) {
 	}
 }
 
-// memory returns the size of the heap and the stacks in use.
+// memory returns the size of what is on the heap and of the stacks. The first collection leaves
+// what is in pools.
 func memory() int {
-	debug.FreeOSMemory()
+	for range 2 {
+		debug.FreeOSMemory()
+	}
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return int(m.HeapInuse + m.StackInuse)
+	return int(m.HeapAlloc + m.StackInuse)
 }
 
 // cpuTime returns the time that this process has used.
