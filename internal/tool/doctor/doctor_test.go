@@ -742,6 +742,18 @@ func TestPodsThatWaitForAnother(t *testing.T) {
 	}
 }
 
+// The directory of a pod cannot be made, so that there is none.
+func TestPodWhoseDirectoryCannotBeMade(t *testing.T) {
+	n := newNode(t)
+	n.mkdir(n.path("kubelet/pods"), 0o755)
+	dir := n.path("kubelet/pods/0123")
+	n.units["kubelet.service"] = map[string]string{"journal": `E1126 01:02:03.000004     812 x.go:1] Error: MountVolume.SetUp failed for volume "v" (UniqueName: "kubernetes.io/csi/0123-v") pod "db" (UID: "0123") : ` +
+		`kubernetes.io/csi: mounter.SetUpAt failed to create dir "` + dir + `/volumes/kubernetes.io~csi/v": mkdir ` + dir + `: operation not permitted`}
+	if f, _ := finding(n.examine(), "pods-waiting"); !strings.Contains(f.Found, "mkdir "+dir+": operation not permitted") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // An error about an object of Kubernetes has the command that shows it, and not the driver's log.
 func TestPodsThatWaitForAnObject(t *testing.T) {
 	const volume, inline, other = name + "^v", "0123-pv", "configmap/0123-pv"

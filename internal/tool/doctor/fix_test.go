@@ -845,8 +845,8 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	}
 	for program, want := range map[string]string{
 		"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xf3\x00": "# install the " + opt + " for " + runtime.GOARCH + "\n",
-		"exec nfsd\n":         "# the first line of " + opt + " must be #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
-		"#!/bin/sh\r\nnfsd\n": "# the first line of " + opt + " must be #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
+		"exec nfsd\n":         "# install " + opt + " again; a script must begin with #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
+		"#!/bin/sh\r\nnfsd\n": "# install " + opt + " again; a script must begin with #! and an interpreter that exists, without a carriage return\n# put " + opt + " back, or correct " + file + ":2\n",
 	} {
 		n.write("opt/nfs", program)
 		if err := os.Chmod(opt, 0o755); err != nil {

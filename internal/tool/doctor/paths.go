@@ -231,8 +231,8 @@ func (s *suspect) program(ctx context.Context) (text string, fix []Fix) {
 	case s.system.Flags&unix.ST_NOEXEC != 0:
 		return s.shown() + " is on " + safetext.Word(s.point) + ", which is mounted noexec", []Fix{run("mount", "-o", "remount,exec", s.point)}
 	case !strings.HasPrefix(string(head), "\x7fELF"):
-		return s.shown() + " is a script that cannot be started",
-			[]Fix{note("the first line of %s must be #! and an interpreter that exists, without a carriage return", safetext.ShellWord(s.name)), s.putBack}
+		return s.shown() + " is no ELF program, and no script that can be started",
+			[]Fix{note("install %s again; a script must begin with #! and an interpreter that exists, without a carriage return", safetext.ShellWord(s.name)), s.putBack}
 	case len(head) >= 20 && len(own) == 20 && string(head[18:20]) != string(own[18:]):
 		return s.shown() + " is a program for another architecture", []Fix{note("install the %s for %s", safetext.ShellWord(s.name), runtime.GOARCH)}
 	case loader != "" && errors.Is(err, fs.ErrNotExist):

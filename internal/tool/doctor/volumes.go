@@ -143,11 +143,11 @@ func (x *diagnosis) failedMounts(ctx context.Context) (all []podWait) {
 			pod, why, w.pod = m[2], m[1], m[3]
 		}
 		dir := filepath.Join(x.config.Config.Kubelet.RootDir, "pods", w.pod)
-		_, gone := x.stat(ctx, dir)
+		_, gone := x.stat(ctx, dir)                                // or it cannot be made
 		_, starts := x.stat(ctx, filepath.Join(dir, "containers")) // the pod's volumes are mounted
 		known := func(o podWait) bool { return o.pod == w.pod && (o.handle == w.handle || w.handle == "") }
 		ofCSI := w.handle != "" && !strings.Contains(w.driver, "/")
-		if pod == "" || gone != nil || !ofCSI && starts == nil || slices.ContainsFunc(all, known) {
+		if pod == "" || gone != nil && !strings.Contains(why, dir) || !ofCSI && starts == nil || slices.ContainsFunc(all, known) {
 			continue
 		}
 		if at := klogTime.FindStringSubmatch(line); at != nil {
