@@ -16,7 +16,7 @@ import (
 // published socket little memory.
 func TestAThousandSockets(t *testing.T) {
 	const n = 1000
-	const mostBytes = 9000
+	const mostBytes = 12000 // with the race detector it is half as much again
 	w := newWorld(t)
 	// Other registrars have sockets there too, and one of them hangs.
 	for i := range 5 {
@@ -51,9 +51,9 @@ func TestAThousandSockets(t *testing.T) {
 	for i := range sockets {
 		sockets[i] = socket(t, r, fmt.Sprintf("driver%d.csi.example.org", i))
 	}
-	begin, cpu := time.Now(), cpuTime(t)
+	cpu := cpuTime(t)
 	atOnce := together(sockets[:n/2])
-	begin = time.Now()
+	begin := time.Now()
 	for _, s := range sockets[n/2:] {
 		publish(t, s)
 	}
