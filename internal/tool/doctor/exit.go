@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/tool/supervise"
 )
@@ -216,39 +215,6 @@ func (x *diagnosis) changed(ctx context.Context, unit string) string {
 		return ""
 	}
 	return "; the files that changed last are " + strings.Join(shown[:min(len(shown), 3)], ", ")
-}
-
-// young is for how long a process that systemd has started again and again counts as one that will
-// end, too, unless it lives longer than those before it did.
-const young = 15 * time.Second
-
-// restarts returns how often systemd has started the unit of a process again that is young or not
-// ready for systemd, at the latest when it should have started, with its last error and what the
-// administrator's drop-ins set; empty for all others.
-func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duration) (text string, fix []Fix) {
-	if !strings.HasSuffix(p.unit, ".service") {
-		return "", nil
-	}
-	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit, "NRestarts", "ActiveState", "SubState", "Type")
-	n, _ := strconv.Atoi(unit["NRestarts"])
-	again := func() time.Duration {
-		return time.Duration(max(len(x.o.Units.Journal(ctx, p.unit, "--since=-1min", "--grep=Scheduled restart job")), 1))
-	}
-	endsSoon := n >= status.ManyRestarts && ran > 0 && ran < young && ran < (time.Minute-ran)/again()
-	notReady := unit["ActiveState"] == "activating" && (n > 0 || ran > starts)
-	if !endsSoon && !notReady {
-		return "", nil
-	}
-	text = fmt.Sprintf("%s runs for %v", p, ran.Round(time.Second))
-	if notReady {
-		text += fmt.Sprintf(", systemd waits for the end of its start (%s, Type=%s)", unit["SubState"], unit["Type"])
-	}
-	text += ", and was restarted " + safetext.Count(n, "time")
-	why, fix := x.blame(ctx, p.unit, x.fatal(ctx, p.unit))
-	if last := x.lastLine(ctx, p.unit, true, exitLines); last != "" && !strings.HasPrefix(why, ": ") {
-		text += ": " + safetext.Quote(last)
-	}
-	return text + why, fix
 }
 
 // blame returns the last error that a running unit has logged and what the administrator's drop-ins

@@ -16,6 +16,7 @@ import (
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/mountinfo"
 	"csi-registrar/internal/sys/safetext"
+	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -40,6 +41,14 @@ func (x *diagnosis) unmounted(ctx context.Context, file string) string {
 		if len(f) > 2 && f[0][0] != '#' && path.IsAbs(f[1]) && len(f[1]) > max(len(mounted), 1) && rootdir.Within(file, f[1]) {
 			return f[1]
 		}
+	}
+	return ""
+}
+
+// hanging returns the first name on a path whose file system does not answer; empty if all do.
+func (x *diagnosis) hanging(ctx context.Context, file string) string {
+	if p := x.follow(ctx, file); errors.As(p.err, new(*worker.NotAnswering)) {
+		return p.name
 	}
 	return ""
 }
@@ -80,6 +89,39 @@ func lacking(st unix.Statfs_t) string {
 		return "inodes"
 	}
 	return ""
+}
+
+// The owner needs these modes to create files in a directory, to enter it, and to read a file.
+const right, enter, use = 0o300, 0o100, 0o400
+
+// locked returns why the user of a unit cannot use a file, or enter those on its path: a mode,
+// chattr +i, or a file in place of a directory, and how to permit it; why is empty if it can. Root
+// is without capabilities.
+func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit string) (why string, fix []Fix) {
+	p := x.follow(ctx, file)
+	at := p.file()
+	user := x.userOf(ctx, unit)
+	ids, unknown := trust.Users(trust.SocketOwner(user))
+	bits, shown := at.Mode&0o777, safetext.Word(file)
+	if len(ids) > 0 && at.UID != ids[0] {
+		bits <<= 6 // those of others
+	}
+	switch {
+	case len(file) < 2 || unknown != nil:
+		return "", nil
+	case p.err != nil:
+		return x.locked(ctx, path.Dir(file), need, unit)
+	case !at.IsDir() && need != use:
+		return shown + " is " + at.Kind() + ", not a directory", []Fix{run("mv", "-n", file, file+".old"), run("mkdir", file)}
+	case need != enter && p.st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0:
+		return shown + " is immutable (chattr +i)", []Fix{run("chattr", "-i", file)}
+	case bits&need == need || at.UID != ids[0] && user == "root": // see replaceable
+		return x.locked(ctx, path.Dir(file), enter, unit)
+	case at.UID == ids[0]:
+		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", shown, at.Mode&0o777), []Fix{run("chmod", "u+rwX", file)}
+	}
+	return fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user)),
+		[]Fix{note("if %s is for %s, give it to that user", safetext.ShellWord(file), safetext.ShellWord(user))}
 }
 
 // space checks that a registration socket can be created. A kubelet does not start either on a file

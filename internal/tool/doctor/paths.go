@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/sys/worker"
 )
@@ -70,14 +68,6 @@ func (x *diagnosis) follow(ctx context.Context, file string) (p place) {
 }
 
 func (p place) file() unixsock.File { return unixsock.File{Mode: p.st.Mode, UID: p.st.Uid} }
-
-// hanging returns the first name on a path whose file system does not answer; empty if all do.
-func (x *diagnosis) hanging(ctx context.Context, file string) string {
-	if p := x.follow(ctx, file); errors.As(p.err, new(*worker.NotAnswering)) {
-		return p.name
-	}
-	return ""
-}
 
 // pathInError matches the paths in an error, but not those of URLs.
 var pathInError = regexp.MustCompile(`(?:^|[\s"'‘=(\[]|unix:|::)(/[\w.@%+,~/-]*[\w~])`)
@@ -271,39 +261,6 @@ func (s *suspect) absence(ctx context.Context) (text string, fix []Fix) {
 		return s.shown() + " does not exist", []Fix{run("mkdir", "-p", path.Dir(s.path))}
 	}
 	return s.shown() + " does not exist", []Fix{s.putBack}
-}
-
-// The owner needs these modes to create files in a directory, to enter it, and to read a file.
-const right, enter, use = 0o300, 0o100, 0o400
-
-// locked returns why the user of a unit cannot use a file, or enter those on its path: a mode,
-// chattr +i, or a file in place of a directory, and how to permit it; why is empty if it can. Root
-// is without capabilities.
-func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit string) (why string, fix []Fix) {
-	p := x.follow(ctx, file)
-	at := p.file()
-	user := x.userOf(ctx, unit)
-	ids, unknown := trust.Users(trust.SocketOwner(user))
-	bits, shown := at.Mode&0o777, safetext.Word(file)
-	if len(ids) > 0 && at.UID != ids[0] {
-		bits <<= 6 // those of others
-	}
-	switch {
-	case len(file) < 2 || unknown != nil:
-		return "", nil
-	case p.err != nil:
-		return x.locked(ctx, path.Dir(file), need, unit)
-	case !at.IsDir() && need != use:
-		return shown + " is " + at.Kind() + ", not a directory", []Fix{run("mv", "-n", file, file+".old"), run("mkdir", file)}
-	case need != enter && p.st.Attributes&unix.STATX_ATTR_IMMUTABLE != 0:
-		return shown + " is immutable (chattr +i)", []Fix{run("chattr", "-i", file)}
-	case bits&need == need || at.UID != ids[0] && user == "root": // see replaceable
-		return x.locked(ctx, path.Dir(file), enter, unit)
-	case at.UID == ids[0]:
-		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", shown, at.Mode&0o777), []Fix{run("chmod", "u+rwX", file)}
-	}
-	return fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user)),
-		[]Fix{note("if %s is for %s, give it to that user", safetext.ShellWord(file), safetext.ShellWord(user))}
 }
 
 // aside matches what is appended to the name of a file that is set aside.
