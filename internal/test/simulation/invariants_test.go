@@ -74,6 +74,9 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	}
 	if withdraw {
 		p.first[driver], p.causes[driver] = true, nil
+		if registrar.Cause(cause) == registrar.CauseLeaving {
+			p.forget(driver) // again: volumes in use put the end off
+		}
 		w.checkWithdrawal(p, w.driver(driver), registrar.Cause(cause))
 		return
 	}
@@ -172,10 +175,15 @@ func (w *world) wanted(d *csiDriver) bool {
 func (w *world) noteUnwanted(d *csiDriver) {
 	w.of(d.name).unwantedAt = time.Now()
 	if p := w.process; p != nil {
-		delete(p.moves, d.name)
-		delete(p.conflicts, d.name)
-		delete(p.retaken, d.name)
+		p.forget(d.name)
 	}
+}
+
+// forget drops what a registrar counted.
+func (p *process) forget(driver string) {
+	delete(p.moves, driver)
+	delete(p.conflicts, driver)
+	delete(p.retaken, driver)
 }
 
 // disturbed reports whether what a process sees can be late.
