@@ -1024,6 +1024,25 @@ func TestNodeOfAYoungKubelet(t *testing.T) {
 	}
 }
 
+// A kubelet that does not reach the API server learns of no pod.
+func TestKubeletWithoutAnAPIServer(t *testing.T) {
+	const auth = `"Unable to register node with API server" err="Post \"https://192.0.2.1:6443/api/v1/nodes\": getting credentials: exec: executable aws-iam-authenticator not found"`
+	for last, fix := range map[string]string{
+		auth: "# install the program that the error names, or correct exec: in the kubeconfig of the kubelet first\n# that is /etc/kubernetes/kubelet.conf\n",
+		`"Error updating node status, will retry" err="error getting node \"w-7\": Get \"https://192.0.2.1:6443/api/v1/nodes/w-7\": dial tcp 192.0.2.1:6443: i/o timeout"`: "# if that address is wrong: correct server: in /etc/kubernetes/kubelet.conf:1, then run the next line\n",
+	} {
+		n := newNode(t)
+		n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
+		n.rooted(812, n.root)
+		n.write("etc/kubernetes/kubelet.conf", "clusters: [{name: c, cluster: {server: https://192.0.2.1:6443}}]\n")
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "journal": "E1128 " + last}
+		f, _ := finding(n.examine(), "node-not-updated")
+		if !strings.HasPrefix(f.Found, "the kubelet cannot update its Node, nor learn of new pods: ") || !strings.Contains(lines(f.Fix), fix) {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 // A kubelet that calls its Node by another name than its credentials is refused.
 func TestNodeOfAnotherName(t *testing.T) {
 	const file = "/etc/systemd/system/kubelet.service.d/name.conf"

@@ -68,6 +68,9 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 		name := strings.ReplaceAll(flag[1], "/", ".")
 		fix = append(fix, write("/etc/sysctl.d/90-kubelet-"+name+".conf", name+" = "+flag[2]), run("sysctl", "-w", name+"="+flag[2]))
 	}
+	if state := oldState.FindStringSubmatch(why); state != nil {
+		fix = append(fix, note("drain the node, then:"), optional(run("rm", state[1])))
+	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {
 		if who := x.holder(ctx, port[1]); who.pid > 0 {
 			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(who.stop()))
@@ -245,6 +248,10 @@ var noError = regexp.MustCompile(`^(\s|goroutine \d|created by |[\w./*()-]+\(.*\
 
 // kernelFlag matches the error of a kubelet with protectKernelDefaults (kubelet v1.37).
 var kernelFlag = regexp.MustCompile(`invalid kernel flag: ([a-z_/]+), expected value: ([0-9]+)`)
+
+// oldState matches the error of a kubelet whose cpuManagerPolicy, memoryManagerPolicy or the like
+// was changed (kubelet v1.37).
+var oldState = regexp.MustCompile(`delete the .* file \\*"(/[\w./-]+)\\*" before restarting`)
 
 // portInUse matches the error of a program whose TCP port another one has.
 var portInUse = regexp.MustCompile(`:([0-9]+): bind: address already in use`)

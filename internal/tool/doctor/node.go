@@ -43,8 +43,10 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		ended, start := x.lastExit(ctx, unit)
 		if ended != "" {
 			state, fix := x.runtimeState(ctx)
-			if strings.Contains(ended, "for endpoint ") { // of the runtime
-				state += x.runtimeSockets(ctx)
+			for _, r := range x.runtimes {
+				if at := x.runtimeSockets(ctx, r); strings.Contains(ended, "for endpoint ") && len(at) > 0 {
+					state += "; " + r.String() + " listens on " + safetext.Word(at[0])
+				}
 			}
 			ended, start = ended+state, append(fix, start...)
 		}
@@ -69,6 +71,11 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	}
 	k := x.kubelet
 	k.unit = x.unitOfKubelet(ctx, k.process)
+	for _, p := range append(x.runtimes, k.process) {
+		if strings.HasSuffix(p.unit, ".service") && !p.confined {
+			x.enabled(ctx, "", "kubelet", p.unit)
+		}
+	}
 	for i := range found {
 		other := &found[i]
 		text := fmt.Sprintf("another kubelet is ignored: %s, root directory %s", other.process, safetext.Word(cmp.Or(other.rootDir, "unknown")))

@@ -338,11 +338,39 @@ func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 
+	n.write("proc/77/net/unix", "0: 00000002 00000000 00010000 0001 01 55 "+n.path(endpoint)+"\n")
+	const removed = "containerd.sock was removed, on which containerd (pid 77, containerd.service) listens"
+	if f, _ = finding(n.examine(), "no-kubelet"); !strings.Contains(f.Found, removed) || !strings.HasPrefix(lines(f.Fix), "systemctl restart containerd.service\n") {
+		t.Errorf("%+v", f)
+	}
+
 	n.units["containerd.service"]["FreezerState"] = "frozen"
 	n.write("run/containerd/containerd.sock", "")
 	f, _ = finding(n.examine(), "no-kubelet")
 	if !strings.Contains(f.Found, "; containerd.service is frozen") || !strings.HasPrefix(lines(f.Fix), "systemctl thaw containerd.service\n") {
 		t.Errorf("%+v", f)
+	}
+}
+
+// A unit that runs, and that systemd would not start again: those of the driver, of the kubelet and
+// of its container runtime.
+func TestUnitThatSystemdRefuses(t *testing.T) {
+	for _, unit := range []string{"csi-nfs.service", "kubelet.service", "containerd.service"} {
+		n := newNode(t)
+		n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+		n.process(77, "containerd", "0::/system.slice/containerd.service")
+		n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+		if r := n.examine(); len(r.Findings) > 0 {
+			t.Fatalf("%+v", r.Findings)
+		}
+		file := "/etc/systemd/system/" + unit + ".d/x.conf"
+		n.write(file, "[Service]\nType=oneshot\n")
+		n.units[unit] = map[string]string{"LoadState": "bad-setting", "ActiveState": "active", "SubState": "running", "DropInPaths": file, "journal": "Service has Restart= set to always. Refusing."}
+		f, _ := finding(n.examine(), "unit-not-enabled")
+		if !strings.HasPrefix(f.Found, unit+` runs, but systemd refuses its files, and will not start it again: "Service has Restart= set to always. Refusing."; `+file+":2 sets ") ||
+			!strings.Contains(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload") {
+			t.Errorf("%s: %+v", unit, f)
+		}
 	}
 }
 
@@ -369,13 +397,18 @@ func TestDriverThatIsNotEnabled(t *testing.T) {
 	}
 }
 
-// protectKernelDefaults of a kubelet names the kernel's setting.
-func TestKernelFlagOfTheKubelet(t *testing.T) {
-	n := newNode(t)
-	n.remove(n.path("proc/812"))
-	n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9",
-		"journal": `E1128 kubelet.go:1850] "Failed to start ContainerManager" err="invalid kernel flag: kernel/panic, expected value: 10, actual value: 0"`}
-	if f, _ := finding(n.examine(), "no-kubelet"); !strings.Contains(lines(f.Fix), "'kernel.panic = 10' > /etc/sysctl.d/90-kubelet-kernel.panic.conf\nsysctl -w kernel.panic=10\n") {
-		t.Errorf("%+v", f)
+// Some errors of the kubelet say what to do: a kernel's setting with protectKernelDefaults, and a
+// file of state after a change of cpuManagerPolicy.
+func TestErrorsOfTheKubeletThatSayWhatToDo(t *testing.T) {
+	for journal, fix := range map[string]string{
+		`E1128 kubelet.go:1850] "Failed to start ContainerManager" err="invalid kernel flag: kernel/panic, expected value: 10, actual value: 0"`:                                                                                                                                                                                                           "'kernel.panic = 10' > /etc/sysctl.d/90-kubelet-kernel.panic.conf\nsysctl -w kernel.panic=10\n",
+		`E1128 kubelet.go:1850] "Failed to start ContainerManager" err="start cpu manager error: could not restore state from checkpoint: configured policy \"static\" differs from state checkpoint policy \"none\", please drain this node and delete the CPU manager checkpoint file \"/var/lib/kubelet/cpu_manager_state\" before restarting Kubelet"`: "# drain the node, then:\n# rm /var/lib/kubelet/cpu_manager_state\n",
+	} {
+		n := newNode(t)
+		n.remove(n.path("proc/812"))
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9", "journal": journal}
+		if f, _ := finding(n.examine(), "no-kubelet"); !strings.Contains(lines(f.Fix), fix) {
+			t.Errorf("%+v", f)
+		}
 	}
 }

@@ -203,6 +203,7 @@ var refusals = []struct {
 }{
 	{[]string{"already registered", "same version"}, "only one registration of the driver, another registrar was first", "stop the other registrar first"},
 	{[]string{"nodeid", "node id"}, "the driver reports the node id that it always reported, 1 to 256 characters", "correct the node id of the driver first"},
+	{[]string{"getting credentials"}, "the kubelet can run the program of its kubeconfig for credentials", "install the program that the error names, or correct exec: in the kubeconfig of the kubelet first"},
 	{[]string{"unauthorized"}, "the API server accepts the credentials of the kubelet", "correct the credentials in the kubeconfig of the kubelet first: its certificate or token is wrong or has expired"},
 	{[]string{"forbidden"}, "the kubelet may write its CSINode object", "let the kubelet write its CSINode object first"},
 	{[]string{"connection refused", "timeout", "deadline"}, "the kubelet reaches the API server and the driver", "bring back the API server, or what is on the way to it, first"},
@@ -241,7 +242,7 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 		_, undo := x.dropIns(ctx, x.kubelet.service())
 		return "the kubelet has --kubeconfig: without it, it runs alone and registers nothing",
 			append(append([]Fix{note("add --kubeconfig=FILE in %s, and run systemctl daemon-reload", cmp.Or(place, "its unit"))}, undo...), x.kubelet.restart())
-	case server != nil && refusals[i].words[0] == "unauthorized":
+	case server != nil && slices.Contains([]string{"getting credentials", "unauthorized"}, refusals[i].words[0]):
 		fix = append(fix, note("that is %s", file[:strings.LastIndexByte(file, ':')]))
 	case server != nil && strings.Contains(text, strings.ToLower(server.Host)):
 		return "the kubelet reaches the API server, by its kubeconfig " + safetext.Quote(server.String()),
@@ -250,6 +251,10 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	}
 	return refusals[i].expected, append(fix, note("%s", retries), x.kubelet.restart())
 }
+
+// nodeRound is the time after which a kubelet has tried again to update its Node (kubelet v1.37: 10
+// s, and each try takes at most 10 s).
+const nodeRound = 30 * time.Second
 
 // nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
 // starts (kubelet v1.37).
@@ -270,6 +275,11 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 		_, fix := x.dropIns(ctx, unit)
 		x.finding("", "kubelet", "node-missing", "the kubelet calls its Node "+x.nodeName()+x.setBy(ctx, unit, "hostname-override")+wrong,
 			"always the same name: that of its credentials, as a rule the host name", append(fix, x.kubelet.restart())...)
+		return
+	}
+	if last := x.kubeletErrors(ctx, nodeRound, "Unable to register node with API server|Error updating node status.*(credentials|Unauthorized|dial|timeout|deadline)"); len(last) > 0 {
+		expected, fix := x.refusal(ctx, config.Driver{}, status.Driver{KubeletError: last[0]})
+		x.finding("", "kubelet", "node-not-updated", "the kubelet cannot update its Node, nor learn of new pods: "+safetext.Quote(last[0]), expected, fix...)
 		return
 	}
 	// Within a minute of its start it may be about to create it.

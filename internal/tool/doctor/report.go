@@ -73,7 +73,7 @@ var (
 	noRegistration = []ID{"driver-socket-forbidden", "registration-conflict", "registration-not-published",
 		"registration-socket-faulty", "kubelet-refused", "kubelet-not-asking", "kubelet-not-confirming"}
 	unregistered = slices.Concat(wrongFiles, noSpace, wrongKubelet, noDirectory, []ID{"kubelet-frozen",
-		"plugins-registry-link"}, noUnit, []ID{"root-dir-not-writable"}, noDaemon, noWatch, noDriver)
+		"node-not-updated", "plugins-registry-link"}, noUnit, []ID{"root-dir-not-writable"}, noDaemon, noWatch, noDriver)
 )
 
 // kind is what some findings have in common.
@@ -89,7 +89,8 @@ var kinds = []kind{
 	{Problem, wrongFiles, nil},
 	{Problem, []ID{"root-dir-mismatch"}, nil},
 	{Problem, noSpace, []ID{"root-dir-mismatch"}},
-	{Problem, []ID{"kubelet-rootless", "no-kubelet", "no-runtime", "kubelet-frozen", "node-missing"}, nil},
+	{Problem, []ID{"kubelet-rootless", "no-kubelet", "no-runtime", "kubelet-frozen", "node-missing",
+		"node-not-updated"}, nil},
 	{Problem, []ID{"plugins-registry-link"}, []ID{"root-dir-mismatch"}},
 	{Problem, noDirectory, []ID{"root-dir-mismatch"}},
 	{Problem, []ID{"plugins-registry-writable"}, []ID{"root-dir-mismatch"}},

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os/exec"
 	"path"
@@ -168,6 +169,9 @@ func (x *diagnosis) unit(ctx context.Context) {
 		if x.lastError(ctx, serviceUnit, p) != "" { // an unmet condition, or requirement
 			why, undo := x.repair(ctx, "")
 			missing, fix = missing+why, append(fix, undo...)
+		} else {
+			set, undo := x.dropIns(ctx, serviceUnit)
+			missing, fix = missing+set, append(fix, each(undo, optional)...)
 		}
 		problem("unit-stopped", "is "+state+missing, "it runs", append(fix, enable)...)
 	default:
@@ -191,10 +195,17 @@ func (x *diagnosis) unit(ctx context.Context) {
 	}
 }
 
-// enabled reports that a unit that runs will not start at the next boot. A system extension's
-// multi-user.target upholds units; the daemon's socket starts it only when somebody connects.
+// enabled reports that a unit that runs will not start again, or not at the next boot. A system
+// extension's multi-user.target upholds units; the daemon's socket starts it only when somebody
+// connects.
 func (x *diagnosis) enabled(ctx context.Context, driver string, step Step, unit string) {
-	p := x.show(ctx, unit, "UnitFileState", "WantedBy", "RequiredBy", "UpheldBy", "TriggeredBy")
+	p := x.show(ctx, unit, "LoadState", "UnitFileState", "WantedBy", "RequiredBy", "UpheldBy", "TriggeredBy")
+	if p["LoadState"] == "bad-setting" || p["LoadState"] == "error" {
+		set, undo := x.dropIns(ctx, unit)
+		x.finding(driver, step, "unit-not-enabled", unit+" runs, but systemd refuses its files, and will not start it again: "+safetext.Quote(x.lastError(ctx, unit, p))+set,
+			"systemd understands them", append([]Fix{run("systemd-analyze", "verify", unit)}, undo...)...)
+		return
+	}
 	state, starts := p["UnitFileState"], p["WantedBy"]+p["RequiredBy"]+p["UpheldBy"]
 	if unit != serviceUnit {
 		starts += p["TriggeredBy"]
@@ -271,6 +282,12 @@ func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) 
 	for _, r := range x.runtimes {
 		s := x.serverOf(ctx, "", r)
 		state, fix = state+s.ended, append(fix, s.revive...)
+		for _, socket := range x.runtimeSockets(ctx, r) {
+			if _, err := x.stat(ctx, socket); !r.confined && errors.Is(err, fs.ErrNotExist) {
+				state += "; " + safetext.Word(socket) + " was removed, on which " + r.String() + " listens"
+				fix = append(fix, systemctl("restart", r.unit))
+			}
+		}
 	}
 	if len(x.runtimes) > 0 {
 		return state, fix
@@ -284,14 +301,9 @@ func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) 
 	return state, fix
 }
 
-// runtimeSockets returns where the container runtimes listen, as the rest of a sentence.
-func (x *diagnosis) runtimeSockets(ctx context.Context) (text string) {
-	for _, r := range x.runtimes {
-		for _, socket := range x.listening(ctx, r.pid).paths {
-			if base := path.Base(socket); base == "containerd.sock" || base == "crio.sock" {
-				text += "; " + r.String() + " listens on " + safetext.Word(socket)
-			}
-		}
-	}
-	return text
+// runtimeSockets returns where a container runtime listens for the kubelet.
+func (x *diagnosis) runtimeSockets(ctx context.Context, r process) []string {
+	return slices.DeleteFunc(x.listening(ctx, r.pid).paths, func(socket string) bool {
+		return path.Base(socket) != "containerd.sock" && path.Base(socket) != "crio.sock"
+	})
 }
