@@ -277,7 +277,7 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 			"always the same name: that of its credentials, as a rule the host name", append(fix, x.kubelet.restart())...)
 		return
 	}
-	if last := x.kubeletErrors(ctx, nodeRound, "Unable to register node with API server|Error updating node status.*(credentials|Unauthorized|dial|timeout|deadline)"); len(last) > 0 {
+	if last := x.kubeletErrors(ctx, nodeRound, "Unable to register node with API server|Error updating node status.*(credentials|Unauthorized|dial|timeout|deadline|x509|EOF)"); len(last) > 0 {
 		expected, fix := x.refusal(ctx, config.Driver{}, status.Driver{KubeletError: last[0]})
 		x.finding("", "kubelet", "node-not-updated", "the kubelet cannot update its Node, nor learn of new pods: "+safetext.Quote(last[0]), expected, fix...)
 		return
