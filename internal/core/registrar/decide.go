@@ -60,10 +60,6 @@ type action struct {
 	next   time.Time     // with nothing: when to decide again; zero: at the next event
 }
 
-func (a action) same(b action) bool {
-	return a.kind == b.kind && a.cause == b.cause && a.reason == b.reason
-}
-
 // inputs is everything that an action depends on besides the time.
 type inputs struct {
 	table       config.Driver

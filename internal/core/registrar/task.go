@@ -44,7 +44,7 @@ type task struct {
 	pending   action    // the action to take
 	counted   bool      // it is a publication that was tried
 	limit     publicationKind
-	since     time.Time // when it became pending
+	since     time.Time // when it became pending, unless there is nothing to do
 	made      publications
 	taken     bool      // another registrar had the path since the last publication
 	freeSince time.Time // when nothing was at the path any more; zero: something is
@@ -71,7 +71,7 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 	} else {
 		t.limit = kindOf(act.cause, seen.Notification)
 	}
-	if !act.same(t.pending) {
+	if act != t.pending {
 		t.since = now
 	}
 	switch {
