@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -75,9 +74,9 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 	case split != "":
 		files, err = importer.Split(manifests, res.Edits, split)
 	case output != "":
-		files, err = dropIns(res)
+		files = dropIns(res)
 	default:
-		err = importer.WriteDropIn(e.stdout, res.Registrars, res.Edits)
+		_, err = io.WriteString(e.stdout, importer.DropIn(res.Registrars, res.Edits))
 	}
 	if err == nil {
 		err = writeNewFiles(ctx, e, output, files)
@@ -92,14 +91,12 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 }
 
 // dropIns returns one drop-in for each driver.
-func dropIns(res importer.Result) (files []importer.File, err error) {
+func dropIns(res importer.Result) (files []importer.File) {
 	for _, r := range res.Registrars {
-		var b bytes.Buffer
 		one := []importer.Registrar{r}
-		err = errors.Join(err, importer.WriteDropIn(&b, one, res.Edits))
-		files = append(files, importer.File{Name: importer.FileName(one), Data: b.Bytes()})
+		files = append(files, importer.File{Name: importer.FileName(one), Data: []byte(importer.DropIn(one, res.Edits))})
 	}
-	return files, err
+	return files
 }
 
 // writeNewFiles writes files into dir, and prints their names.

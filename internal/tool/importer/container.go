@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"path"
 	"slices"
@@ -185,11 +184,11 @@ func FileName(registrars []Registrar) string {
 	return "60-csi-drivers.toml"
 }
 
-// WriteDropIn writes the TOML that replaces registrars, with instructions in its comments. The
-// tables have only the values that differ from the defaults.
-func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
+// DropIn returns the TOML that replaces registrars, with instructions in its comments. The tables
+// have only the values that differ from the defaults. Without registrars it is empty.
+func DropIn(registrars []Registrar, edits []Edits) string {
 	if len(registrars) == 0 {
-		return nil
+		return ""
 	}
 	var b strings.Builder
 	writeInstructions(&b, registrars, edits)
@@ -217,8 +216,7 @@ func WriteDropIn(w io.Writer, registrars []Registrar, edits []Edits) error {
 		write("when_limit_changes", string(r.Driver.WhenLimitChanges), string(defaults.WhenLimitChanges))
 		write("socket_owner", string(r.Driver.SocketOwner), string(defaults.SocketOwner))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // writeInstructions writes where to save the file, and how to change the workloads of its

@@ -65,9 +65,7 @@ func TestImport(t *testing.T) {
 			for _, r := range res.Refused {
 				t.Errorf("refused: %+v", r)
 			}
-			if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
-				t.Fatal(err)
-			}
+			b.WriteString(DropIn(res.Registrars, res.Edits))
 			checkLoads(t, res.Registrars, b.String())
 			golden(t, strings.TrimSuffix(file, "yaml")+"toml", b.String())
 			checkApplied(t, manifest(t, file), res)
@@ -296,11 +294,7 @@ func TestDropInOfOneOfTwoDrivers(t *testing.T) {
 	if len(res.Registrars) != 2 {
 		t.Fatalf("%+v", res)
 	}
-	var b strings.Builder
-	if err := WriteDropIn(&b, res.Registrars[:1], res.Edits); err != nil {
-		t.Fatal(err)
-	}
-	if text := b.String(); !strings.Contains(text, "DaemonSet one\n") || strings.Contains(text, "two") {
+	if text := DropIn(res.Registrars[:1], res.Edits); !strings.Contains(text, "DaemonSet one\n") || strings.Contains(text, "two") {
 		t.Error(text)
 	}
 }
@@ -533,16 +527,13 @@ func FuzzImport(f *testing.F) {
 		if len(res.Registrars) == 0 {
 			return
 		}
-		var b strings.Builder
-		if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
-			t.Fatal(err)
-		}
-		for line := range strings.Lines(b.String()) {
+		dropIn := DropIn(res.Registrars, res.Edits)
+		for line := range strings.Lines(dropIn) {
 			if text := strings.TrimSuffix(line, "\n"); safetext.Clean(text, len(text)) != text {
 				t.Fatalf("not harmless: %q", text)
 			}
 		}
-		checkLoads(t, res.Registrars, b.String())
+		checkLoads(t, res.Registrars, dropIn)
 		for _, r := range res.Registrars {
 			if name := FileName([]Registrar{r}); safetext.ShellWord(name) != name {
 				t.Fatalf("%q is not a word of a shell", name)
@@ -575,12 +566,9 @@ func TestOwnerOfTheContainer(t *testing.T) {
 		if len(res.Registrars) != 1 {
 			t.Fatalf("%s: %+v", name, res)
 		}
-		var b strings.Builder
-		if err := WriteDropIn(&b, res.Registrars, res.Edits); err != nil {
-			t.Fatal(err)
-		}
-		if !strings.Contains(b.String(), c.want) || c.want == "" && strings.Contains(b.String(), "socket_owner") {
-			t.Errorf("%s: %s", name, b.String())
+		dropIn := DropIn(res.Registrars, res.Edits)
+		if !strings.Contains(dropIn, c.want) || c.want == "" && strings.Contains(dropIn, "socket_owner") {
+			t.Errorf("%s: %s", name, dropIn)
 		}
 	}
 }
