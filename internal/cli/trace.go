@@ -235,11 +235,10 @@ func (w traceWriter) call(c trace.Call) error {
 // summary prints the summary: with --json on standard error, so that standard output has only
 // calls.
 func (w traceWriter) summary() error {
+	to, text := w.e.stdout, "\n"+w.rec.Summary()
 	if w.json {
-		return w.rec.WriteSummary(w.e.stderr)
+		to, text = w.e.stderr, w.rec.Summary()
 	}
-	if _, err := fmt.Fprintln(w.e.stdout); err != nil {
-		return err
-	}
-	return w.rec.WriteSummary(w.e.stdout)
+	_, err := io.WriteString(to, text)
+	return err
 }

@@ -3,7 +3,6 @@ package trace
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -58,9 +57,9 @@ func (s *methodStats) quantile(q float64) time.Duration {
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
-// WriteSummary writes the calls of each method, and how many are not in the record. Serve must have
+// Summary returns the calls of each method, and how many are not in the record. Serve must have
 // returned.
-func (r *Recorder) WriteSummary(w io.Writer) error {
+func (r *Recorder) Summary() string {
 	var b strings.Builder
 	if len(r.methods) == 0 {
 		b.WriteString("no calls\n")
@@ -86,8 +85,7 @@ func (r *Recorder) WriteSummary(w io.Writer) error {
 	if r.notWritten > 0 {
 		fmt.Fprintf(&b, "left out: %s that could not be written fast enough\n", safetext.Count(r.notWritten, "line"))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // Table lays out calls for a terminal.
