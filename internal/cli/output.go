@@ -81,23 +81,17 @@ func (p page) hanging(label string, indent int, text string) string {
 // own and is not broken.
 func wrap(s string, width int) []string {
 	var lines []string
-	line, length := "", 0
+	room := 0 // what the last line has left
 	for word := range strings.FieldsSeq(s) {
 		n := utf8.RuneCountInString(word)
-		switch {
-		case line == "":
-			line, length = word, n
-		case length+1+n <= width:
-			line, length = line+" "+word, length+1+n
-		default:
-			lines = append(lines, line)
-			line, length = word, n
+		if n >= room { // there is none for a space and the word
+			lines, room = append(lines, word), width-n
+			continue
 		}
+		lines[len(lines)-1] += " " + word
+		room -= n + 1
 	}
-	if line == "" {
-		return lines
-	}
-	return append(lines, line)
+	return lines
 }
 
 // age formats a duration in its two largest units.
