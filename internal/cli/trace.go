@@ -71,7 +71,10 @@ func runTrace(ctx context.Context, e *env, o traceOptions, l trace.Listener, dia
 			return errors.Join(fmt.Errorf("cannot write the record: %w", err), l.Close())
 		}
 		defer func() { err = errors.Join(err, f.Close()) }()
-		out.file = f
+		out.lines = append(out.lines, f)
+	}
+	if o.json {
+		out.lines = append(out.lines, e.stdout)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	cut, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -188,9 +191,9 @@ func listenAt(ctx context.Context, a net.Addr) (trace.Listener, error) {
 type traceWriter struct {
 	rec   *trace.Recorder
 	e     *env
-	json  bool
+	json  bool // standard output has lines, no table
 	table trace.Table
-	file  io.Writer // nil: none
+	lines []io.Writer // of JSON
 }
 
 // write writes all calls, until the recorder is closed.
@@ -211,13 +214,8 @@ func (w traceWriter) write() error {
 func (w traceWriter) call(c trace.Call) error {
 	c.Time = c.Time.In(w.e.now().Location())
 	if c.End != trace.Running {
-		if w.file != nil {
-			if err := writeJSON(w.file, c, ""); err != nil {
-				return err
-			}
-		}
-		if w.json {
-			return writeJSON(w.e.stdout, c, "")
+		if err := writeJSON(io.MultiWriter(w.lines...), c, ""); err != nil {
+			return err
 		}
 	}
 	if w.json {
