@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -112,12 +111,7 @@ func printDocument(e *env, o statusOptions, s status.Document) error {
 	if o.driver != "" {
 		s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
 	}
-	var out bytes.Buffer
-	if err := json.Indent(&out, control.Marshal(s), "", "  "); err != nil {
-		return err
-	}
-	_, err := e.stdout.Write(out.Bytes())
-	return err
+	return writeJSON(e.stdout, json.RawMessage(control.Marshal(s)), "  ")
 }
 
 // addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so
