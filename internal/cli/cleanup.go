@@ -105,13 +105,10 @@ func createDirectories(ctx context.Context, rootDir string) error {
 	create := func() error {
 		for _, dir := range []string{rootDir, rootdir.PluginsRegistry(rootDir)} {
 			err := os.Mkdir(dir, 0o750)
-			if errors.Is(err, fs.ErrExist) {
-				continue
-			}
 			if err == nil {
 				err = os.Chmod(dir, 0o750) // whatever the umask is
 			}
-			if err != nil {
+			if err != nil && !errors.Is(err, fs.ErrExist) {
 				return err
 			}
 		}
