@@ -111,10 +111,7 @@ func checkPath(p string) error {
 	if !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
-	if len(p) > unixsock.MaxPath {
-		return fmt.Errorf("the path %s has %d bytes; that of a socket has at most %d", safetext.Word(p), len(p), unixsock.MaxPath)
-	}
-	return nil
+	return unixsock.CheckPath(p)
 }
 
 // path returns the value of a flag that is a path.
