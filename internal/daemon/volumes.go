@@ -42,14 +42,10 @@ func (v *volumeCount) inUse(driver string) string {
 // mustStay returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.
 // Without the registration the kubelet could not unmount its volumes.
 func (v *volumeCount) mustStay(driver string) string {
-	if v.ignored {
-		return ""
+	if inUse := v.inUse(driver); inUse != "" && !v.ignored {
+		return inUse + ", no table: it is withdrawn when they are unmounted, or by csi-registrar reload --force"
 	}
-	inUse := v.inUse(driver)
-	if inUse != "" {
-		inUse += ", no table: it is withdrawn when they are unmounted, or by csi-registrar reload --force"
-	}
-	return inUse
+	return ""
 }
 
 // nodeVolumes counts the volumes of all drivers. A look returns the last numbers, and has them
