@@ -203,10 +203,7 @@ const mostReported = 20
 
 // report shows the errors in the status, and logs them if they have changed.
 func (r *configReloader) report(res *config.Result, inForce *config.InForce) {
-	text := ""
-	if len(res.Errors) > 0 {
-		text = res.Errors.Error()
-	}
+	text := res.Errors.Error()
 	tables, files := res.LeftOut()
 	invalid := map[string]string{}
 	for name, errs := range tables {
