@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/pprof"
+	_ "net/http/pprof" // for Profiles
 	"net/url"
 	"strconv"
 	"sync/atomic"
@@ -59,19 +59,13 @@ func (a api) health() *http.ServeMux {
 	return mux
 }
 
-// Profiles serves /debug/pprof/ for `go tool pprof`.
+// Profiles serves /debug/pprof/ for `go tool pprof`. Serve no other path with it: any package can
+// register a handler at the DefaultServeMux, as package pprof does.
 func Profiles() http.Handler {
-	mux := http.NewServeMux()
-	const root = "GET /debug/pprof/"
-	for name, h := range map[string]http.HandlerFunc{
-		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
-	} {
-		mux.HandleFunc(root+name, func(w http.ResponseWriter, r *http.Request) {
-			extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
-			h(w, r)
-		})
-	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
+		http.DefaultServeMux.ServeHTTP(w, r)
+	})
 }
 
 type api struct {
