@@ -173,16 +173,15 @@ func writeFiles(ctx context.Context, w io.Writer, root string) error {
 			errs = append(errs, err)
 		}
 	}
-	var all []volumes.Volume
 	if res != nil {
 		kubelet := res.Config.Kubelet.RootDir
-		all, err = worker.Get(ctx, worker.NewPool().Slot(kubelet, nil), fileLimit, func() ([]volumes.Volume, error) {
+		all, err := worker.Get(ctx, worker.NewPool().Slot(kubelet, nil), fileLimit, func() ([]volumes.Volume, error) {
 			return volumes.Read(kubelet, "/proc", 0)
 		}, nil)
 		errs = append(errs, err)
-	}
-	for _, v := range all {
-		fmt.Fprintf(w, "%s: mounted %t, written %s\n", safetext.Word(v.Target), v.Mounted, v.Changed.UTC().Format(time.RFC3339))
+		for _, v := range all {
+			fmt.Fprintf(w, "%s: mounted %t, written %s\n", safetext.Word(v.Target), v.Mounted, v.Changed.UTC().Format(time.RFC3339))
+		}
 	}
 	return errors.Join(errs...)
 }
