@@ -152,11 +152,10 @@ func (r *configReloader) reload(ctx context.Context, force bool) ([]string, erro
 	}
 	select {
 	case <-done:
-		return notes, err
 	case <-ctx.Done():
 	}
 	select {
-	case <-done: // after which the process ends
+	case <-done: // also if the process ends after it
 		return notes, err
 	default:
 		return nil, context.Cause(ctx)
