@@ -35,7 +35,7 @@ type logger struct {
 // registrations.
 func newLogger(stderr io.Writer, c config.Log) logger {
 	l := logger{level: &slog.LevelVar{}, refused: make(chan struct{}, 1)}
-	l.level.Set(logLevel(c.Level))
+	_ = l.level.UnmarshalText([]byte(c.Level)) // config has checked it
 	var failed error
 	handler := func(sink logqueue.Sink) slog.Handler {
 		if c.Format == "journal" || c.Format == "auto" && systemd.UnderJournal() {
@@ -71,11 +71,6 @@ func newTextHandler(w io.Writer, level slog.Leveler, format string) slog.Handler
 		return a
 	}
 	return slog.NewTextHandler(w, opts)
-}
-
-func logLevel(name string) (level slog.Level) {
-	_ = level.UnmarshalText([]byte(name)) // config has checked it
-	return level
 }
 
 // A driver that flaps for hours would hide the entries of the others, and journald would drop the

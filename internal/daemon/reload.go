@@ -97,7 +97,7 @@ func (r *configReloader) keep(res *config.Result, inForce *config.InForce, atOnc
 // apply puts c in force in place of before. Only if it is complete are other drivers withdrawn. It
 // returns what a user who requested it should know.
 func (r *configReloader) apply(ctx context.Context, c, before *config.InForce, complete bool, volumes *volumeCount) (notes []string) {
-	r.level.Set(logLevel(c.Log.Level))
+	_ = r.level.UnmarshalText([]byte(c.Log.Level)) // config has checked it
 	if r.inForce != nil && r.inForce.Log.Format != c.Log.Format {
 		r.log.Warn("log.format takes effect at the next start", "format", c.Log.Format)
 	}
