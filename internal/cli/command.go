@@ -33,7 +33,7 @@ type command struct {
 	sub []command // subcommands; a command that has them has no setup
 
 	// setup declares the flags and returns the function that uses their values. It has no other
-	// effect, because help calls it too. A flag with an empty usage is accepted
+	// effect, because help needs the flags too. A flag with an empty usage is accepted
 	// but hidden. A name in backquotes in the usage is the placeholder for the value.
 	setup func(fs *flag.FlagSet) runner
 }
@@ -97,7 +97,7 @@ func (c command) exec(ctx context.Context, e *env, path, args []string) error {
 	run := c.setup(fs)
 	rest, err := parse(fs, args)
 	if errors.Is(err, flag.ErrHelp) {
-		_, err := io.WriteString(e.stdout, commandHelp(path, c))
+		_, err := io.WriteString(e.stdout, commandHelp(path, c, fs))
 		return err
 	}
 	if err != nil {

@@ -83,7 +83,11 @@ func TestHelp(t *testing.T) {
 				t.Errorf("%v %s: %d %s %s", path, flag, code, again, stderr)
 			}
 		}
-		for _, f := range shownFlags(c) {
+		fs := newFlagSet()
+		if c.setup != nil {
+			c.setup(fs)
+		}
+		for _, f := range shownFlags(fs) {
 			if !strings.Contains(text, "\n  --"+f.Name) {
 				t.Errorf("%v: no --%s in\n%s", path, f.Name, text)
 			}

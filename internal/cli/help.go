@@ -30,10 +30,10 @@ func groupHelp(path []string, about string, all []command) string {
 	return w.String()
 }
 
-// commandHelp returns the help of one command.
-func commandHelp(path []string, c command) string {
+// commandHelp returns the help of one command, whose flags fs has.
+func commandHelp(path []string, c command, fs *flag.FlagSet) string {
 	var w strings.Builder
-	flags := shownFlags(c)
+	flags := shownFlags(fs)
 	words := slices.Clone(path)
 	if c.args != "" {
 		words = append(words, c.args)
@@ -60,14 +60,8 @@ func commandHelp(path []string, c command) string {
 
 func sentence(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
 
-// shownFlags returns the documented flags of a command, sorted by name.
-func shownFlags(c command) []*flag.Flag {
-	if c.setup == nil {
-		return nil
-	}
-	fs := newFlagSet()
-	c.setup(fs)
-	var out []*flag.Flag
+// shownFlags returns the documented flags, sorted by name.
+func shownFlags(fs *flag.FlagSet) (out []*flag.Flag) {
 	fs.VisitAll(func(f *flag.Flag) {
 		if f.Usage != "" {
 			out = append(out, f)
