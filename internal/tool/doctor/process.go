@@ -3,9 +3,12 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -173,4 +176,36 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 		text += ": " + safetext.Quote(last)
 	}
 	return text + why, fix
+}
+
+// runtimeState returns the state of the container runtimes if none of those that are installed
+// runs, or if one is frozen, as the rest of a sentence, and what to do about it.
+func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
+	for _, r := range x.runtimes {
+		s := x.serverOf(ctx, "", r)
+		state, fix = state+s.ended, append(fix, s.revive...)
+		for _, socket := range x.runtimeSockets(ctx, r) {
+			if _, err := x.stat(ctx, socket); !r.confined && errors.Is(err, fs.ErrNotExist) {
+				state += "; " + safetext.Word(socket) + " was removed, on which " + r.String() + " listens"
+				fix = append(fix, systemctl("restart", r.unit))
+			}
+		}
+	}
+	if len(x.runtimes) > 0 {
+		return state, fix
+	}
+	for _, unit := range []string{"containerd.service", "crio.service"} {
+		if ended, revive := x.lastExit(ctx, unit); ended != "" {
+			state += ended
+			fix = append(append(fix, revive...), systemctl("start", unit))
+		}
+	}
+	return state, fix
+}
+
+// runtimeSockets returns where a container runtime listens for the kubelet.
+func (x *diagnosis) runtimeSockets(ctx context.Context, r process) []string {
+	return slices.DeleteFunc(x.listening(ctx, r.pid).paths, func(socket string) bool {
+		return path.Base(socket) != "containerd.sock" && path.Base(socket) != "crio.sock"
+	})
 }

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os/exec"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -274,36 +272,4 @@ func (x *diagnosis) holder(ctx context.Context, port string) process {
 		}
 	}
 	return process{}
-}
-
-// runtimeState returns the state of the container runtimes if none of those that are installed
-// runs, or if one is frozen, as the rest of a sentence, and what to do about it.
-func (x *diagnosis) runtimeState(ctx context.Context) (state string, fix []Fix) {
-	for _, r := range x.runtimes {
-		s := x.serverOf(ctx, "", r)
-		state, fix = state+s.ended, append(fix, s.revive...)
-		for _, socket := range x.runtimeSockets(ctx, r) {
-			if _, err := x.stat(ctx, socket); !r.confined && errors.Is(err, fs.ErrNotExist) {
-				state += "; " + safetext.Word(socket) + " was removed, on which " + r.String() + " listens"
-				fix = append(fix, systemctl("restart", r.unit))
-			}
-		}
-	}
-	if len(x.runtimes) > 0 {
-		return state, fix
-	}
-	for _, unit := range []string{"containerd.service", "crio.service"} {
-		if ended, revive := x.lastExit(ctx, unit); ended != "" {
-			state += ended
-			fix = append(append(fix, revive...), systemctl("start", unit))
-		}
-	}
-	return state, fix
-}
-
-// runtimeSockets returns where a container runtime listens for the kubelet.
-func (x *diagnosis) runtimeSockets(ctx context.Context, r process) []string {
-	return slices.DeleteFunc(x.listening(ctx, r.pid).paths, func(socket string) bool {
-		return path.Base(socket) != "containerd.sock" && path.Base(socket) != "crio.sock"
-	})
 }
