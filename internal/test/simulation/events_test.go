@@ -97,7 +97,7 @@ var kinds = []struct {
 		w.files.mounts["k"].err, w.files.mounts["k"].spare = syscall.ENOSPC, 0
 	}},
 	{"disk is read-only", 2, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = syscall.EROFS }},
-	{"disk is writable", 8, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].err = 0 }},
+	{"disk is writable", 8, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].writable() }},
 	{"disk hangs", 3, func(w *world, _ *csiDriver, _ uint64) { w.files.mounts["k"].freeze() }},
 	{"one call hangs", 8, func(w *world, _ *csiDriver, arg uint64) { w.files.mounts["k"].freezeOne(int(arg % 12)) }},
 	{"one call is slow", 5, func(w *world, _ *csiDriver, arg uint64) {
@@ -298,6 +298,13 @@ func (m *mount) thawOne(end chan struct{}) {
 	}
 	if m.stallEnd == end {
 		m.stallEnd = nil
+	}
+}
+
+// writable ends that changes fail.
+func (m *mount) writable() {
+	if m.err != 0 {
+		m.err, m.writableAt = 0, time.Now()
 	}
 }
 

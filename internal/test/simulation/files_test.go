@@ -54,6 +54,8 @@ type mount struct {
 	stallEnd chan struct{}
 	stalled  []chan struct{} // of all calls that hang so
 	thawedAt time.Time       // when calls that hung went on
+	// when changes were possible again
+	writableAt time.Time
 	// The call after so many others fails with fault; 0: none.
 	faultIn int
 	fault   syscall.Errno

@@ -96,8 +96,10 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	case registrar.CauseRemoved, registrar.CauseReplaced:
 		justified = lost
 	case registrar.CauseChanged:
-		// A call that hung announced an answer that was older than its publication.
-		late := w.files.mounts["k"].thawedAt.After(h.movedAt.Add(-time.Minute))
+		// A call that hung announced an answer that was older than its publication; while nothing
+		// could be written, news waited.
+		k, before := w.files.mounts["k"], h.movedAt.Add(-time.Minute)
+		late := k.thawedAt.After(before) || k.writableAt.After(before)
 		justified = w.differs(driver, n) && !h.newsAt.IsZero() && (late || h.newsAt.After(h.movedAt.Add(-5*time.Minute)))
 	case registrar.CauseAsked:
 		// A publication below another root_dir may have been counted for the one that was asked

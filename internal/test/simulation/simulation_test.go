@@ -93,7 +93,8 @@ func (w *world) heal(random uint64) {
 	w.moveBack()
 	for _, m := range w.files.mounts {
 		m.thaw()
-		m.err, m.fault = 0, 0
+		m.writable()
+		m.fault = 0
 	}
 	w.opens()
 	w.pid1.busy, w.pid1.full, w.kubelet.apiErr = false, false, ""
