@@ -74,9 +74,6 @@ func (w *world) caused(p *process, driver, cause string, withdraw bool) {
 	}
 	if withdraw {
 		p.first[driver], p.causes[driver] = true, nil
-		if registrar.Cause(cause) == registrar.CauseLeaving {
-			p.forget(driver) // again: volumes in use put the end off
-		}
 		w.checkWithdrawal(p, w.driver(driver), registrar.Cause(cause))
 		return
 	}
@@ -173,20 +170,8 @@ func (w *world) wanted(d *csiDriver) bool {
 	return table != nil && table.Enabled
 }
 
-// noteUnwanted notes that the registrar ends, and with it what it counted.
-func (w *world) noteUnwanted(d *csiDriver) {
-	w.of(d.name).unwantedAt = time.Now()
-	if p := w.process; p != nil {
-		p.forget(d.name)
-	}
-}
-
-// forget drops what a registrar counted.
-func (p *process) forget(driver string) {
-	delete(p.moves, driver)
-	delete(p.conflicts, driver)
-	delete(p.retaken, driver)
-}
+// noteUnwanted notes that the registrar is to end.
+func (w *world) noteUnwanted(d *csiDriver) { w.of(d.name).unwantedAt = time.Now() }
 
 // disturbed reports whether what a process sees can be late.
 func (w *world) disturbed(p *process) bool {
