@@ -600,8 +600,8 @@ func (w *world) checkServed(d *csiDriver, s *status.Driver, n *node, calm bool) 
 	const rule = "the status names who serves the driver in its place"
 	by := s.ServedBy
 	other := n != nil && n.maker == "sidecar" && n.sock.refs > 0
-	_, told := w.announced(d)
-	settled := time.Since(w.admin.editedAt) > recovery
+	configured, told := w.announced(d) // without a table the earlier one can be in force
+	settled := configured && time.Since(w.admin.editedAt) > recovery
 	if by.PID != 0 {
 		replaced := other && int(n.Ino) == by.PID && time.Unix(0, n.Born).After(by.Since)
 		if s.Registration != status.Conflict || time.Since(by.AskedAt) > 15*time.Second || by.AskedAt.Sub(by.Since) < 15*time.Second || replaced {
