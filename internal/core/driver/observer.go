@@ -182,12 +182,11 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	}
 	o.hinted = false
 	o.mu.Lock()
-	o.askNow, o.view.Asking = false, true
+	o.askNow = false
 	o.mu.Unlock()
 	rep := o.asker.Ask(ctx, why, o.slow)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.view.Asking = false
 	if ctx.Err() == nil && rep.Driver != "" { // else what is due stays due
 		o.answered(rep, now, time.Now())
 	}

@@ -108,21 +108,13 @@ func decide(in inputs, now time.Time) action {
 // decideGone returns what to do with a published socket whose driver is not ready: by default
 // nothing, because volumes of a withdrawn driver cannot be unmounted.
 func decideGone(in inputs, now time.Time) action {
-	// The last report may be outdated: at the start there is none, and while the daemon was
-	// frozen or starved the driver may have come back. It is asked again first.
-	at := in.goneAt()
-	if at.IsZero() || at.After(now) || in.driver.AskedAt.Before(at) || in.driver.Asking {
+	if in.table.WhenGone != config.Withdraw || in.driver.Driver != status.Absent {
 		return action{}
 	}
-	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.table.WithdrawAfter)}
-}
-
-// goneAt returns when a driver that is absent, and stays so, is withdrawn; zero if never.
-func (in inputs) goneAt() time.Time {
-	if in.table.WhenGone != config.Withdraw || in.driver.Driver != status.Absent {
-		return time.Time{}
+	if at := in.driver.LastPresent.Add(in.table.WithdrawAfter); at.After(now) {
+		return action{next: at}
 	}
-	return in.driver.LastPresent.Add(in.table.WithdrawAfter)
+	return action{kind: withdraw, cause: CauseGone, reason: fmt.Sprintf("the driver is gone for %s", in.table.WithdrawAfter)}
 }
 
 // decideUnaccepted returns what to do while the driver is ready and its socket in place:

@@ -14,7 +14,7 @@ import (
 
 // situation is what decide depends on, with times in seconds. A time of 0 means never.
 type situation struct {
-	leaving, checkFailed, up, dirMissing, withdraw, asking, registered bool
+	leaving, checkFailed, up, dirMissing, withdraw, registered bool
 	// when_limit_changes = "leave"
 	leave   bool
 	adopted bool
@@ -25,7 +25,7 @@ type situation struct {
 	identity string // what differs from what the kubelet was told: see identities
 	settings string // likewise: see settingsChanges
 
-	now, requestAt, lastPresent, askedAt, notifiedAt, getInfoAt, publishedAt, returnedAt, identitySince int
+	now, requestAt, lastPresent, notifiedAt, getInfoAt, publishedAt, returnedAt, identitySince int
 }
 
 const (
@@ -88,9 +88,8 @@ func (s situation) inputs() (inputs, time.Time) {
 	in := inputs{
 		table: table, checkFailed: s.checkFailed,
 		driver: status.View{
-			Report:  status.Report{Driver: s.driver, Reason: "it says so"},
-			AskedAt: at(s.askedAt), Asking: s.asking, Known: id, KnownSince: at(s.identitySince),
-			LastPresent: at(s.lastPresent), ReturnedAt: at(s.returnedAt),
+			Report: status.Report{Driver: s.driver, Reason: "it says so"},
+			Known:  id, KnownSince: at(s.identitySince), LastPresent: at(s.lastPresent), ReturnedAt: at(s.returnedAt),
 		},
 		socket: status.Socket{
 			Up: s.up, Adopted: s.adopted, Place: s.place, DirMissing: s.dirMissing,
@@ -132,9 +131,11 @@ func (s situation) facts() facts {
 		f[1] = "in place"
 	}
 	f[2] = string(s.driver)
-	limit := s.lastPresent + withdrawAfterSeconds
-	if s.driver == status.Absent && s.withdraw && s.now >= limit && s.askedAt >= limit && !s.asking {
-		f[2] = "absent too long"
+	if s.driver == status.Absent && s.withdraw {
+		f[2] = "absent, < 30 s"
+		if s.now-s.lastPresent >= withdrawAfterSeconds {
+			f[2] = "absent too long"
+		}
 	}
 	f[3] = "none"
 	if s.request && s.notifiedAt <= s.requestAt {
@@ -189,8 +190,10 @@ var rules = []rule{
 	{facts{"enabled", "none", "any but ready"}, "nothing"},
 	{facts{"enabled", "any but none / not known", "mismatch"}, "withdraw: mismatch"},
 	{facts{"enabled", "directory gone / gone / replaced", "absent / starting / hanging"}, "nothing"},
+	{facts{"enabled", "directory gone / gone / replaced", "absent, < 30 s"}, "nothing until 30s"},
 	{facts{"enabled", "in place", "absent / starting / hanging", "", "any but earlier endpoint"}, "nothing"},
-	{facts{"enabled", "in place", "absent / starting / hanging", "", "earlier endpoint"}, "publish: changed"},
+	{facts{"enabled", "in place", "absent, < 30 s", "", "any but earlier endpoint"}, "nothing until 30s"},
+	{facts{"enabled", "in place", "absent / absent, < 30 s / starting / hanging", "", "earlier endpoint"}, "publish: changed"},
 	{facts{"enabled", "any but none / not known", "absent too long"}, "withdraw: gone"},
 	{facts{"enabled", "directory gone", "ready", "none"}, "publish: removed, after 1s"},
 	{facts{"enabled", "gone", "ready", "none"}, "publish: removed, after 50ms"},
@@ -223,7 +226,10 @@ func (s situation) decided() string {
 		text = "nothing"
 		if !a.next.IsZero() {
 			last := max(s.notifiedAt, s.getInfoAt)
-			if last == 0 {
+			switch {
+			case s.driver == status.Absent:
+				last = s.lastPresent
+			case last == 0:
 				last = s.publishedAt
 			}
 			text += " until " + (a.next.Sub(now) + time.Duration(s.now-last)*time.Second).String()
@@ -290,13 +296,8 @@ func eachSituation(f func(situation)) {
 	eachDriver := func(f func()) {
 		for _, s.driver = range driverStates {
 			for _, s.withdraw = range bools {
-				for _, s.asking = range bools {
-					for _, limit := range around(now) {
-						for _, s.askedAt = range around(limit) {
-							s.lastPresent = limit - withdrawAfterSeconds
-							f()
-						}
-					}
+				for _, s.lastPresent = range around(now - withdrawAfterSeconds) {
+					f()
 				}
 			}
 		}
@@ -321,14 +322,12 @@ func eachSituation(f func(situation)) {
 	s = situation{up: true, driver: status.Ready, place: status.Ours}
 	eachRequest(func() {
 		eachCall(func() {
-			for _, s.askedAt = range around(now - retrySeconds) {
-				for _, s.identitySince = range around(now - retrySeconds - 1) {
-					for _, s.returnedAt = range append(around(now-retrySeconds), 0) {
-						for _, s.identity = range identities {
-							for _, s.settings = range settingsChanges {
-								for _, s.leave = range bools {
-									call()
-								}
+			for _, s.identitySince = range around(now - retrySeconds - 1) {
+				for _, s.returnedAt = range append(around(now-retrySeconds), 0) {
+					for _, s.identity = range identities {
+						for _, s.settings = range settingsChanges {
+							for _, s.leave = range bools {
+								call()
 							}
 						}
 					}

@@ -103,14 +103,14 @@ func (r *Registrar) step(ctx context.Context, now time.Time) time.Time {
 	} else if free.IsZero() {
 		*free = now
 	}
-	next := rate.Earliest(r.lookAtDriver(seen, now), r.workIfDue(ctx, seen, now))
+	r.lookAtDriver(seen, now)
+	next := r.workIfDue(ctx, seen, now)
 	r.updateStatus(seen, now)
 	return next
 }
 
-// lookAtDriver looks at the driver. It returns when to ask it again: a driver that is gone is
-// withdrawn only if it was asked since.
-func (r *Registrar) lookAtDriver(seen status.Socket, now time.Time) time.Time {
+// lookAtDriver looks at the driver.
+func (r *Registrar) lookAtDriver(seen status.Socket, now time.Time) {
 	r.driver.Follow(r.table.Enabled, seen.Up, r.table.ProbeEvery)
 	was := &r.view
 	view := r.driver.Look()
@@ -122,16 +122,6 @@ func (r *Registrar) lookAtDriver(seen status.Socket, now time.Time) time.Time {
 		r.task.hinted(now)
 	}
 	r.view = view
-	gone := r.inputs(seen).goneAt()
-	switch {
-	case !view.AskedAt.Before(gone):
-		return time.Time{}
-	case gone.After(now):
-		return gone
-	case !view.Asking:
-		r.driver.AskNow()
-	}
-	return time.Time{}
 }
 
 // inputs returns what decide needs.

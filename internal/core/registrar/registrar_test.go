@@ -390,6 +390,47 @@ func TestWithdrawAfterAsksAgain(t *testing.T) {
 			}
 		})
 	})
+	back := func(w *world) { // without a hint
+		w.mu.Lock()
+		w.report, w.checkErr, w.withdrawErr = ready(), nil, nil
+		w.mu.Unlock()
+	}
+	t.Run("back while the file system did not answer", func(t *testing.T) {
+		w := newWorld()
+		w.sock, w.checkErr = adopted, errFull
+		runHarness(t, w, table, func(h *harness) {
+			time.Sleep(20 * time.Second)
+			h.w.set(func(*world) {}) // asked after withdraw_after
+			time.Sleep(time.Second)
+			back(w)
+			poke(w.shints)
+			h.state("registered")
+			if _, _, n := h.counts(); n != 0 || h.status().Driver != status.Ready {
+				t.Errorf("withdrawn %d times, the driver is %s", n, h.status().Driver)
+			}
+		})
+	})
+	t.Run("back while it could not be withdrawn", func(t *testing.T) {
+		w := newWorld()
+		w.sock, w.withdrawErr = adopted, errFull
+		runHarness(t, w, table, func(h *harness) {
+			for tries := 0; tries < 5; time.Sleep(100 * time.Millisecond) {
+				w.mu.Lock()
+				tries = w.withdrawals
+				w.mu.Unlock()
+			}
+			h.w.set(func(*world) {})
+			synctest.Wait() // it was asked
+			back(w)
+			for h.status().Driver != status.Ready {
+				time.Sleep(100 * time.Millisecond)
+			}
+			if _, _, n := h.counts(); n != 0 {
+				t.Errorf("withdrawn %d times", n)
+			}
+			h.state("registered")
+		})
+	})
 	t.Run("gone", func(t *testing.T) {
 		w := newWorld()
 		w.sock = adopted

@@ -98,6 +98,11 @@ func (r *Registrar) workIfDue(ctx context.Context, seen status.Socket, now time.
 		return due
 	}
 	switch a := r.inputs(seen).announcement(); {
+	case act.cause == CauseGone && r.view.AskedAt.Before(due):
+		// The last report can be outdated: at the start there is none, and the driver can have come
+		// back while the daemon was frozen or could not withdraw. Ask it again first.
+		r.driver.AskNow()
+		return time.Time{}
 	case act.kind == publish && t.taken && seen.Place == status.Foreign:
 		r.begin(now, clearing, func() error { return r.socket.Clear(ctx, a) })
 	case act.kind == publish:

@@ -78,7 +78,6 @@ type Report struct {
 type View struct {
 	Report            // the last one
 	AskedAt time.Time // when the query that returned it began; zero: none has returned
-	Asking  bool      // a query runs
 	// Known is the identity of the last Ready report; without a name: there was none.
 	Known         Identity
 	KnownSince    time.Time   // when the driver first reported it
