@@ -31,15 +31,15 @@ type directory struct {
 	seen    unixsock.FileID // as it was seen last
 }
 
-// note looks at the directory, and reports whether it is another one than the kubelet watches.
+// note looks at the directory, and reports whether it is another one than the kubelet watches. If
+// it cannot be examined, the last answer holds.
 func (d *directory) note() (recreated bool) {
 	now, err := d.host.Stat(d.path)
-	if err != nil {
-		return false
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.seen = now.FileID
+	if err == nil {
+		d.seen = now.FileID
+	}
 	if d.watched == (unixsock.FileID{}) {
 		d.watched = d.seen
 	}

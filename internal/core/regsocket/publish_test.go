@@ -249,6 +249,12 @@ func TestTheDirectory(t *testing.T) {
 		t.Errorf("published in it: %+v", l)
 	}
 	os.RemoveAll(keepInode)
+	stat := s.r.o.Host.Stat
+	s.r.o.Host.Stat = func(string) (unixsock.File, error) { return unixsock.File{}, syscall.EIO }
+	if l := look(t, s); !l.DirRecreated || l.Place != status.Ours {
+		t.Errorf("one call fails: %+v", l)
+	}
+	s.r.o.Host.Stat = stat
 	// A kubelet that finds the socket watches the new directory.
 	mustAnswer(t, s.path, announcement("a").Endpoint)
 	if look(t, s).DirRecreated {
