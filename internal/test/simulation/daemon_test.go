@@ -209,18 +209,16 @@ func (p *process) exit() {
 
 // Driver implements agent.Parts.
 func (p *process) Driver(d config.Driver) registrar.Driver {
-	p.w.mu.Lock()
-	// It is for a new registrar, which has counted nothing.
-	delete(p.moves, d.Name)
-	delete(p.conflicts, d.Name)
-	delete(p.retaken, d.Name)
-	p.w.mu.Unlock()
 	return driver.Observe(p.w.driverAt(d.Socket).client(p, d.Timeout))
 }
 
 // Socket implements agent.Parts.
 func (p *process) Socket(ctx context.Context, name string) (agent.Socket, error) {
 	p.w.mu.Lock()
+	// It is for a new registrar, which has counted nothing.
+	delete(p.moves, name)
+	delete(p.conflicts, name)
+	delete(p.retaken, name)
 	none := p.w.noSockets
 	if none {
 		p.tried("opens the socket of " + name)

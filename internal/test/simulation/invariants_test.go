@@ -558,7 +558,8 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 	w.checkOthers(d, s, n, calm && ours && !moving)
 	w.checkServed(d, s, n, calm && !moving)
 	dir := w.files.nodes[w.registry()]
-	if calm && ours && dir != nil && p.directory == 0 {
+	// The process cannot have seen a directory whose disk has answered only now.
+	if calm && ours && dir != nil && p.directory == 0 && time.Since(w.files.mounts["k"].thawedAt) > patience {
 		p.directory = dir.Ino
 	}
 	another := calm && ours && !rootAt.After(p.started) && w.kubelet.running && dir != nil && p.directory != 0 && p.directory != dir.Ino &&
