@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"maps"
 	"net"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -97,7 +98,9 @@ func Run(ctx context.Context, o Options) Report {
 		x.daemon = x.askDaemon(ctx)
 	}
 	x.served = x.plugins(ctx)
-	x.readVolumes(ctx)
+	// Not root itself: if only a file system below it hangs, later looks at root must not wait too.
+	root := x.config.Config.Kubelet.RootDir
+	x.volumes, x.volumesErr = look(ctx, x, path.Join(root, "{pods,plugins}"), func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc(), 0) })
 
 	x.configuration(ctx)
 	x.kubelets(ctx)

@@ -305,6 +305,11 @@ func TestBrokenNodes(t *testing.T) {
 				n.regs["other"] = s
 			},
 			manual: func(t *testing.T, n *node) { n.regs["other"](); delete(n.regs, "other") }},
+		{what: "our socket, kept while the daemon cannot use it", step: "registration", id: "registration-not-published", found: "the daemon reports waiting", fix: "csi-registrar reregister",
+			breaks: func(t *testing.T, n *node) {
+				n.status.Drivers[0].Registration, n.status.Drivers[0].State = status.None, "waiting"
+			},
+			manual: func(t *testing.T, n *node) { n.restartDaemon() }},
 		{what: "another registrar at our path", step: "registrars", id: "another-registrar", found: "another registrar serves this driver", fix: "ss -xlp src",
 			breaks: func(t *testing.T, n *node) {
 				n.stopDaemon()
@@ -705,7 +710,7 @@ func TestPodsThatWait(t *testing.T) {
 			t.Errorf("%s: %+v", what, f)
 		}
 		if what == "a pod that waits" { // for whom is not known
-			if f.Driver != "" || !strings.Contains(log, "involvedObject.uid=0123\njournalctl") {
+			if f.Driver != "" || !strings.Contains(log, "driver:.spec.csi.driver\njournalctl") {
 				t.Errorf("%+v", f)
 			}
 			continue
@@ -759,7 +764,8 @@ func TestPodsThatWaitForAnObject(t *testing.T) {
 	const volume, inline, other = name + "^v", "0123-pv", "configmap/0123-pv"
 	const refused = `rpc error: code = InvalidArgument desc = `
 	for _, c := range []struct{ operation, volume, err, want string }{
-		{"MountVolume.SetUp", volume, `fetching NodePublishSecretRef shop/creds failed: kubernetes.io/csi: failed to find the secret creds in the namespace shop with error: secrets \"creds\" not found`, "get secret -n shop creds"},
+		{"MountVolume.SetUp", volume, `fetching NodePublishSecretRef shop/creds failed: kubernetes.io/csi: failed to find the secret creds in the namespace shop with error: secrets \"creds\" not found`, "get -n shop secret/creds pv/pv"},
+		{"MountVolume.SetUp", inline, `fetching NodePublishSecretRef shop/creds failed: kubernetes.io/csi: failed to find the secret creds in the namespace shop with error: x`, "get -n shop secret/creds pv/pv"},
 		{"MountVolume.NodeAffinity check", volume, "no matching NodeSelectorTerms", "describe pv/pv node/"},
 		{"MountVolume.WaitForAttach", volume, `volume v has GET error for volume attachment csi-01: volumeattachments.storage.k8s.io \"csi-01\" not found`, "get csidriver/" + name + " volumeattachments -o yaml"},
 		{"MountVolume.SetUp", inline, `kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode \"Ephemeral\" not supported by driver x (no CSIDriver object)`, "get csidriver/" + name + " -o yaml"},
@@ -783,6 +789,39 @@ func TestPodsThatWaitForAnObject(t *testing.T) {
 		fix := lines(f.Fix)
 		if !strings.Contains(fix+"\n", "\n# kubectl "+c.want) || strings.Contains(fix, "trace") != strings.HasSuffix(c.want, "\n") || (f.Driver == "") != (c.volume == other) {
 			t.Errorf("%s: %s: %+v\n%s", c.operation, c.err, f, fix)
+		}
+	}
+}
+
+// A pod that waits for a volume of a driver that is not registered: the kubelet says nothing of it
+// for 2 minutes.
+func TestPodsThatHaveNotStarted(t *testing.T) {
+	for what, c := range map[string]struct {
+		age     time.Duration
+		started bool
+		want    bool
+	}{
+		"waits":       {time.Minute, false, true},
+		"runs":        {time.Minute, true, false},
+		"has come":    {10 * time.Second, false, false},
+		"is left":     {time.Hour, false, false},
+		"is reported": {time.Minute, false, false},
+	} {
+		n := newNode(t)
+		pod := n.path("kubelet/pods/0123")
+		n.mkdir(pod, 0o755)
+		if c.started {
+			n.mkdir(filepath.Join(pod, "containers"), 0o755)
+		}
+		if err := os.Chtimes(pod, time.Time{}, time.Now().Add(-c.age)); err != nil {
+			t.Fatal(err)
+		}
+		if what == "is reported" {
+			n.units["kubelet.service"] = map[string]string{"journal": `E1126 "Error syncing pod, skipping" err="unmounted volumes=[v], unattached volumes=[], failed" pod="default/db" podUID="0123"`}
+		}
+		f, found := finding(n.examine(), "pods-not-started")
+		if found != c.want || found && (f.Severity != Warning || !strings.HasSuffix(f.Found, ": 0123") || !strings.Contains(lines(f.Fix), "# kubectl get pv -o custom-columns=name:.metadata.name,")) {
+			t.Errorf("%s: %+v", what, f)
 		}
 	}
 }

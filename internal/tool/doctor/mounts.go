@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,7 +122,7 @@ func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit s
 	case at.UID == ids[0]:
 		return fmt.Sprintf("%s has mode %04o, which keeps its owner out", shown, at.Mode&0o777), []Fix{run("chmod", "u+rwX", file)}
 	}
-	return fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user)),
+	return fmt.Sprintf("%s has mode %04o and belongs to %s, which keeps user %s out", shown, at.Mode&0o777, trust.Who(at.UID), safetext.Word(user)),
 		[]Fix{note("if %s is for %s, give it to that user", safetext.ShellWord(file), safetext.ShellWord(user))}
 }
 
@@ -189,4 +191,31 @@ func (x *diagnosis) largest(ctx context.Context, point, lacks string) (text, fil
 		return fmt.Sprintf("; most of them are in %s (%s)", safetext.Word(most), safetext.Count(int(uses[most]), "file")), ""
 	}
 	return fmt.Sprintf("; its largest file is %s (%d KiB)", safetext.Word(most), uses[most]), most
+}
+
+// notStarted reports pods that have run no container, and of which the kubelet has logged no error:
+// it does so after 2 minutes if the driver of a volume is not registered (kubelet v1.37).
+func (x *diagnosis) notStarted(ctx context.Context) {
+	dir := filepath.Join(x.config.Config.Kubelet.RootDir, "pods")
+	pods, _ := look(ctx, x, dir, func() (pods []string, err error) { // an error: it does not answer
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			at, err := e.Info()
+			_, started := os.Lstat(filepath.Join(dir, e.Name(), "containers"))
+			if err == nil && errors.Is(started, fs.ErrNotExist) && time.Since(at.ModTime()) > 20*time.Second && time.Since(at.ModTime()) < 3*time.Minute {
+				pods = append(pods, safetext.Word(e.Name()))
+			}
+		}
+		return pods, err
+	})
+	pods = slices.DeleteFunc(pods, func(pod string) bool {
+		return slices.ContainsFunc(x.waiting, func(w podWait) bool { return w.pod == pod })
+	})
+	if x.kubelet != nil && len(pods) > 0 {
+		x.finding("", "volumes", "pods-not-started", "pods have run no container yet, and the kubelet has logged no error: "+some(pods),
+			"they run, unless an image is pulled; the kubelet logs after 2 minutes that a pod waits for a volume",
+			note("with kubectl: see which pods; the PersistentVolume of each claim must name a driver that is registered on this node"),
+			optional(run("kubectl", "get", "pods", "-A", "--field-selector", "status.phase=Pending,spec.nodeName="+x.nodeName())),
+			optional(run("kubectl", strings.Fields(volumesOfClaims)...)))
+	}
 }

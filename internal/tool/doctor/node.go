@@ -43,6 +43,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		ended, start := x.lastExit(ctx, unit)
 		if ended != "" {
 			state, fix := x.runtimeState(ctx)
+			if state != "" { // the kubelet's error is about its socket
+				start = slices.DeleteFunc(start, func(f Fix) bool { return strings.Contains(f.Comment, ".sock") })
+			}
 			for _, r := range x.runtimes {
 				if at := x.runtimeSockets(ctx, r); strings.Contains(ended, "for endpoint ") && len(at) > 0 {
 					state += "; " + r.String() + " listens on " + safetext.Word(at[0])
@@ -138,13 +141,6 @@ func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
 	}
 	two, err := x.stat(ctx, b)
 	return err == nil && one.FileID == two.FileID
-}
-
-// hasOwn reports whether the kubelet sees another directory at a path than doctor does.
-func (x *diagnosis) hasOwn(ctx context.Context, dir string) bool {
-	view := x.seenBy(x.kubelet, dir)
-	_, err := x.stat(ctx, view)
-	return err == nil && !x.sameFile(ctx, view, dir)
 }
 
 func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error) {
@@ -246,6 +242,8 @@ func (x *diagnosis) watching(ctx context.Context) {
 	answer, err := look(ctx, x, x.procPath(x.kubelet.pid, "fdinfo"), func() (watching, error) {
 		return watches(x.procPath(x.kubelet.pid), x.registry())
 	})
+	view := x.seenBy(x.kubelet, x.registry())
+	_, seen := x.stat(ctx, view)
 	switch {
 	case err != nil:
 		x.checked("", "watching", Skipped, "the watches of the kubelet cannot be read: %v", err)
@@ -254,7 +252,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case answer == nothing:
 		x.finding("", "watching", "kubelet-not-watching", x.kubelet.process.String()+" is not watching yet: it has just started, or waits for its container runtime",
 			"it watches "+dir, note("after 10 seconds, if doctor still reports this"), restart)
-	case x.hasOwn(ctx, x.registry()):
+	case seen == nil && !x.sameFile(ctx, view, x.registry()):
 		why, fix := x.hidden(ctx, x.kubelet.process, "has another directory at "+dir)
 		x.finding("", "watching", "plugins-registry-covered", why, "the kubelet has the same directory as the node", fix...)
 	case x.covered(ctx) != "":

@@ -114,7 +114,7 @@ func TestObstacleOfAUser(t *testing.T) {
 	x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
 	dir := n.path("data/volumes")
 	found, fix := x.obstacles(t.Context(), "nfs.service", "mkdir "+dir+"/a: permission denied")
-	if !strings.HasPrefix(found, "; "+dir+" has mode 0700 and belongs to ") || !strings.HasSuffix(found, ", which keeps 65534 out") || len(fix) != 1 || !fix[0].IsComment() {
+	if !strings.HasPrefix(found, "; "+dir+" has mode 0700 and belongs to ") || !strings.HasSuffix(found, ", which keeps user 65534 out") || len(fix) != 1 || !fix[0].IsComment() {
 		t.Errorf("%s\n%s", found, lines(fix))
 	}
 

@@ -14,6 +14,7 @@ import (
 	"csi-registrar/internal/node/config"
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/rootdir"
+	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -81,10 +82,11 @@ func (x *diagnosis) staleSockets(ctx context.Context) {
 func (x *diagnosis) conflicts(ctx context.Context, d config.Driver, own string, ours bool) {
 	var whose []string
 	var fix []Fix
+	st, _ := x.daemon.Driver(d.Name)
 	for _, p := range x.served[d.Name] {
 		who, known := x.process(ctx, p.cred.PID)
-		// Where the daemon does not run, systemd may keep our socket for it.
-		foreign := x.daemon.runs() || known && p.cred.PID > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
+		// systemd can keep our socket for a daemon that does not run, or that cannot use it.
+		foreign := st.Registration == status.Conflict || known && p.cred.PID > 1 && !strings.HasPrefix(who.comm, "csi-registrar")
 		switch {
 		case p.path == own && (ours || !foreign):
 		case known:

@@ -111,6 +111,7 @@ var kinds = []kind{
 		"daemon-outdated", "changes-polled", "file-system-not-answering", "plugin-socket-stale"}, nil},
 	{Warning, []ID{"registration-damped", "driver-restarting", "registration-not-kept"},
 		slices.Concat(unregistered, noRegistration)},
+	{Warning, []ID{"pods-not-started"}, slices.Concat(unregistered, noRegistration, []ID{"pods-waiting", "volume-misplaced"})},
 	{Warning, []ID{"watchdog-off", "http-failed"}, nil},
 	{Warning, []ID{"mounts-not-propagated"}, []ID{"volume-misplaced", "root-dir-mismatch"}},
 }

@@ -20,13 +20,6 @@ import (
 	"csi-registrar/internal/sys/worker"
 )
 
-// readVolumes finds the volumes that are in use.
-func (x *diagnosis) readVolumes(ctx context.Context) {
-	root := x.config.Config.Kubelet.RootDir
-	// Not root itself: if only a file system below it hangs, later looks at root must not wait too.
-	x.volumes, x.volumesErr = look(ctx, x, path.Join(root, "{pods,plugins}"), func() ([]volumes.Volume, error) { return volumes.Read(root, x.proc(), 0) })
-}
-
 // settling is how long a published volume may be without a mount: the kubelet writes vol_data.json
 // before it calls the driver, which may take 2 minutes, and calls again up to 2 minutes later.
 const settling = 5 * time.Minute
@@ -60,12 +53,15 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 		if i >= 0 {
 			x.waiting[i].driver, x.waiting[i].mounted = v.Driver, mounted(v)
 		}
+		// The kubelet starts a container when it has mounted the pod's volumes, and ends it before
+		// it unmounts them.
+		runs := slices.ContainsFunc(x.inPods, func(m podMount) bool { return strings.Contains(m.Root, "/pods/"+v.Pod+"/containers/") })
 		switch age := time.Since(v.Changed).Abs(); {
 		case v.Pod == "":
 			staged++
 		case mounted(v):
 			published++
-		case age >= settling, age >= kubeletRound && x.podRuns(v.Pod):
+		case age >= settling, age >= kubeletRound && runs:
 			unmounted[v.Driver] = append(unmounted[v.Driver], safetext.Word(v.Dir))
 		default:
 			waiting++
@@ -85,12 +81,7 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 		}
 	}
 	x.waitingForOthers(ctx)
-}
-
-// podRuns reports whether a container of a pod runs, which the kubelet starts when it has mounted
-// the pod's volumes, and ends before it unmounts them.
-func (x *diagnosis) podRuns(pod string) bool {
-	return slices.ContainsFunc(x.inPods, func(m podMount) bool { return strings.Contains(m.Root, "/pods/"+pod+"/containers/") })
+	x.notStarted(ctx)
 }
 
 // podWait is a pod that waits for a volume to be mounted or, with unmount, unmounted.
@@ -219,7 +210,7 @@ func (x *diagnosis) podsWait(driver string, all []podWait, set string, fix []Fix
 // causes are errors of the kubelet (v1.37), or of a driver, about objects of Kubernetes: what must
 // be right, and how to see it. NAME matches a name; DRIVER, PV, NODE and UID are those of the pod.
 var causes = []struct{ pattern, right, show string }{
-	{`find the secret NAME in the namespace NAME with`, "create the Secret, or correct its name in the PersistentVolume and the StorageClass", "get secret -n $2 $1"},
+	{`find the secret NAME in the namespace NAME with`, "create the Secret, or correct its name in the PersistentVolume and the StorageClass", "get -n $2 secret/$1 pv/PV"},
 	{`processing PVC NAME/NAME: .*PV (?:object )?NAME `, "the PersistentVolume must exist, and its claimRef be this claim, with its UID", "get -n $1 pvc/$2 pv/$3 -o yaml"},
 	{`processing PVC NAME/NAME: `, "the claim must exist, be bound, and not be deleted", "describe -n $1 pvc/$2"},
 	{`NodeAffinity check failed`, "nodeAffinity of the PersistentVolume must match the labels of this Node, or the pod belongs on another one", "describe pv/PV node/NODE"},
@@ -235,8 +226,11 @@ var causes = []struct{ pattern, right, show string }{
 	{`rpc error: code = (?:NotFound|Inv|Failed|Unimpl|Perm|Unauth|OutOf)|rpc error: .*(?:option|fs ?type)`,
 		"the PersistentVolume must have the right volumeHandle, volumeAttributes, mountOptions, fsType and accessModes, and the CSIDriver podInfoOnMount and tokenRequests, if the driver needs them",
 		"get pv/PV csidriver/DRIVER -o yaml"},
-	{`unmounted volumes=`, "the events of the pod say more", "get events -A --field-selector involvedObject.uid=UID"},
+	{`unmounted volumes=`, "the PersistentVolume of each claim must name a driver that is registered on this node", volumesOfClaims},
 }
+
+// volumesOfClaims shows which driver each PersistentVolume names.
+const volumesOfClaims = "get pv -o custom-columns=name:.metadata.name,namespace:.spec.claimRef.namespace,claim:.spec.claimRef.name,driver:.spec.csi.driver"
 
 // object shows the object of Kubernetes that an error is about; nil if there is none.
 func (x *diagnosis) object(w podWait) []Fix {
@@ -250,6 +244,7 @@ func (x *diagnosis) object(w podWait) []Fix {
 		if isNodeName(w.pv) {
 			show = strings.Replace(show, "PV", w.pv, 1)
 		}
+		show = strings.TrimSuffix(show, " pv/PV") // an inline volume
 		show = strings.NewReplacer("DRIVER", cmp.Or(w.driver, "DRIVER"), "NODE", x.nodeName(), "UID", w.pod).Replace(show)
 		command := strings.Fields(string(pattern.ExpandString(nil, show, w.text, m)))
 		return []Fix{note("with kubectl: %s", c.right), optional(run("kubectl", command...))}

@@ -236,6 +236,7 @@ var notHealed = map[string]string{
 	"kubelet-rootless":          "the registration sockets cannot serve it",
 	"node-missing":              "the kubelet of this suite has no API server",
 	"node-not-updated":          "the kubelet of this suite has no API server",
+	"pods-not-started":          "the kubelet of this suite has no API server",
 	"driver-restarting":         "the restarts count for ten minutes, whatever was fixed",
 	"withdrawal-failing":        "the daemon tries again by itself; why it fails is in its log",
 
