@@ -161,7 +161,7 @@ func (x *diagnosis) configured(p string) bool {
 }
 
 // sandbox checks that the daemon may write below the kubelet's root directory.
-func (x *diagnosis) sandbox(p map[string]string) {
+func (x *diagnosis) sandbox(ctx context.Context, p map[string]string) {
 	root := x.config.Config.Kubelet.RootDir
 	shown := safetext.Word(root)
 	dir, setting := rootdir.Hider(root)
@@ -175,7 +175,10 @@ func (x *diagnosis) sandbox(p map[string]string) {
 		found = fmt.Sprintf("%s does not see %s: it has its own empty %s (%s=%s)", serviceUnit, shown, dir, setting, p[setting])
 		expected = setting + "=no, and " + expected
 	}
-	fix := installDropIn(root)
+	fix, set := installDropIn(root), x.setBy(ctx, serviceUnit, "ReadWritePaths")
+	if unit, _ := rootdir.DropInLines(root); unit == "" && set != "" && !strings.Contains(set, rootdir.DropInFile) {
+		found, fix = found+set, override(serviceUnit, "Service", "ReadWritePaths")
+	}
 	if above := hiddenAbove(p["InaccessiblePaths"], path.Clean(root)); above != "" {
 		found = fmt.Sprintf("%s does not see %s: %s is hidden from it (InaccessiblePaths=)", serviceUnit, shown, safetext.Word(above))
 		expected = "no InaccessiblePaths= above the kubelet's root directory: ReadWritePaths= cannot open what is below"

@@ -64,18 +64,6 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" && wrong == "" {
 		text, fix = text+"; see "+place, append(fix, note("correct %s", place))
 	}
-	if flag := kernelFlag.FindStringSubmatch(why); flag != nil {
-		name := strings.ReplaceAll(flag[1], "/", ".")
-		fix = append(fix, write("/etc/sysctl.d/90-kubelet-"+name+".conf", name+" = "+flag[2]), run("sysctl", "-w", name+"="+flag[2]))
-	}
-	if state := oldState.FindStringSubmatch(why); state != nil {
-		fix = append(fix, note("drain the node, then:"), optional(run("rm", state[1])))
-	}
-	if port := portInUse.FindStringSubmatch(why); port != nil {
-		if who := x.holder(ctx, port[1]); who.pid > 0 {
-			text, fix = text+"; "+who.String()+" listens there", append(fix, note("if that program is not needed:"), optional(who.stop()))
-		}
-	}
 	if why != "" || p["Result"] != "success" || p["ActiveState"] == "activating" {
 		set, undo := x.dropIns(ctx, unit)
 		text, fix = text+set, append(fix, undo...)
@@ -97,12 +85,29 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	return safetext.Clean(text, maxText), fix
 }
 
+// advised returns what an error says is wrong, as the rest of a sentence, and what to do about it.
+func (x *diagnosis) advised(ctx context.Context, why string) (text string, fix []Fix) {
+	if flag := kernelFlag.FindStringSubmatch(why); flag != nil {
+		name := strings.ReplaceAll(flag[1], "/", ".")
+		return "; the kernel has another " + name, []Fix{write("/etc/sysctl.d/90-kubelet-"+name+".conf", name+" = "+flag[2]), run("sysctl", "-w", name+"="+flag[2])}
+	}
+	if state := oldState.FindStringSubmatch(why); state != nil {
+		return "; " + state[1] + " is of another policy, or damaged", []Fix{note("drain the node, then:"), optional(run("rm", state[1]))}
+	}
+	if port := portInUse.FindStringSubmatch(why); port != nil {
+		if who := x.holder(ctx, port[1]); who.pid > 0 {
+			return "; " + who.String() + " listens there", []Fix{note("if that program is not needed:"), optional(who.stop())}
+		}
+	}
+	return "", nil
+}
+
 // inConfig returns the line of a YAML file that an error is about, as FILE:LINE: the one that it
 // gives, or that of a program's configuration file with the longest word that the error repeats,
 // with that word; empty if there is none.
 func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place string) {
 	file := configFlag.FindStringSubmatch(execStart)
-	if at := yamlLine.FindStringSubmatch(why); at != nil {
+	if at := fileLine.FindStringSubmatch(why); at != nil {
 		return safetext.ShellWord(at[1]) + ":" + at[2]
 	}
 	if file == nil {
@@ -124,9 +129,8 @@ func (x *diagnosis) inConfig(ctx context.Context, execStart, why string) (place 
 	return place
 }
 
-// yamlLine matches a file, and its line, in an error of the kubelet about a syntax error. It counts
-// from 1.
-var yamlLine = regexp.MustCompile(`(/[\w./-]+)[\\"]*,?:? .*yaml: line ([0-9]+): `)
+// fileLine matches a file and a line, from 1 on, in a syntax error of the kubelet or of containerd.
+var fileLine = regexp.MustCompile(`(/[\w./-]+)[\\"]*,?:? (?:.*yaml: line |\()([0-9]+)[:,] `)
 
 var configFlag = regexp.MustCompile(`--?config[= ]([^ ;]+)`)
 var configWord = regexp.MustCompile(`[\w./:-]+[\w]`)

@@ -174,6 +174,7 @@ var shipped = map[string][]string{
 	"WatchdogSec":            {"WatchdogSec=20s"},
 	"User":                   {"User=", "DynamicUser=no"},
 	"ListenStream":           {"ListenStream=", "ListenStream=/run/csi-registrar/control.sock"},
+	"ReadWritePaths":         {"ReadWritePaths=-/var/lib/kubelet/plugins_registry"},
 	"LimitNOFILE":            {"LimitNOFILE=262144"},
 	"ExecStart":              {"ExecStart=", "ExecStart=/usr/bin/csi-registrar run --keep-sockets"},
 }

@@ -75,6 +75,9 @@ var pathInError = regexp.MustCompile(`(?:^|[\s"'‘=(\[]|unix:|::)(/[\w.@%+,~/-]
 // obstacles examines the paths in an error of a unit, and returns what is wrong with one of them,
 // as the rest of a sentence, and how to correct it.
 func (x *diagnosis) obstacles(ctx context.Context, unit, why string) (text string, fix []Fix) {
+	if text, fix = x.advised(ctx, why); text != "" {
+		return text, fix
+	}
 	for _, m := range pathInError.FindAllStringSubmatch(why, 10) {
 		if at := x.follow(ctx, m[1]); at.err == nil && at.st.Mode&0o111 != 0 && at.file().IsRegular() && strings.HasPrefix(why, m[1]+":") {
 			continue // the program that says so

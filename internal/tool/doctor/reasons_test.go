@@ -331,9 +331,10 @@ func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
 	if err := os.Symlink("socket:[55]", n.path("proc/77/fd/3")); err != nil {
 		t.Fatal(err)
 	}
-	n.write("proc/77/net/unix", "0: 00000002 00000000 00010000 0001 01 55 /run/k8s/containerd.sock\n")
+	n.write("run/k8s/containerd.sock", "")
+	n.write("proc/77/net/unix", "0: 00000002 00000000 00010000 0001 01 55 "+n.path("run/k8s/containerd.sock")+"\n")
 	f, _ := finding(n.examine(), "no-kubelet")
-	if !strings.Contains(f.Found, "; containerd (pid 77, containerd.service) listens on /run/k8s/containerd.sock") ||
+	if !strings.Contains(f.Found, "; containerd (pid 77, containerd.service) listens on "+n.path("run/k8s/containerd.sock")) ||
 		!strings.Contains(lines(f.Fix), "or correct /etc/kubernetes/kubelet.yaml:2, which has unix://"+endpoint+"\n") {
 		t.Errorf("%+v", f)
 	}
@@ -343,6 +344,16 @@ func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
 	if f, _ = finding(n.examine(), "no-kubelet"); !strings.Contains(f.Found, removed) || !strings.HasPrefix(lines(f.Fix), "systemctl restart containerd.service\n") {
 		t.Errorf("%+v", f)
 	}
+
+	n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "3",
+		"journal": "containerd: failed to load TOML: /etc/containerd/config.toml: (13, 2): unexpected token unclosed table key"}
+	n.remove(n.path("proc/77"))
+	f, _ = finding(n.examine(), "no-kubelet")
+	if !strings.Contains(f.Found, "; see /etc/containerd/config.toml:13") || !strings.HasPrefix(lines(f.Fix), "# correct /etc/containerd/config.toml:13\n") || strings.Contains(lines(f.Fix), "kubelet.yaml") {
+		t.Errorf("%+v", f)
+	}
+	n.process(77, "containerd", "0::/system.slice/containerd.service")
+	n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
 
 	n.units["containerd.service"]["FreezerState"] = "frozen"
 	n.write("run/containerd/containerd.sock", "")
@@ -409,6 +420,11 @@ func TestErrorsOfTheKubeletThatSayWhatToDo(t *testing.T) {
 		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "9", "journal": journal}
 		if f, _ := finding(n.examine(), "no-kubelet"); !strings.Contains(lines(f.Fix), fix) {
 			t.Errorf("%+v", f)
+		}
+		// Between two of its ends a kubelet runs.
+		x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
+		if _, blamed := x.obstacles(t.Context(), "kubelet.service", journal); !strings.HasSuffix("\n"+lines(blamed)+"\n", fix) {
+			t.Errorf("%s", lines(blamed))
 		}
 	}
 }

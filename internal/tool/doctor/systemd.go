@@ -186,7 +186,7 @@ func (x *diagnosis) unit(ctx context.Context) {
 			x.finding("", "unit", "root-dir-not-writable", serviceUnit+" runs as "+safetext.Word(user)+", who may not write below the kubelet's directory"+x.setBy(ctx, serviceUnit, "User"),
 				"it runs as root", override(serviceUnit, "Service", "User")...)
 		}
-		x.sandbox(p)
+		x.sandbox(ctx, p)
 		x.hiddenSockets(ctx, p)
 		x.store(p)
 		x.http(ctx)

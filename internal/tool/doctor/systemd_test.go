@@ -65,6 +65,24 @@ func TestLastError(t *testing.T) {
 	}
 }
 
+// A drop-in that takes ReadWritePaths= back leaves the daemon without its directory.
+func TestSandboxWithoutItsDirectory(t *testing.T) {
+	const file = "/etc/systemd/system/csi-registrar.service.d/50-hardening.conf"
+	n := newNode(t)
+	n.write(file, "[Service]\nReadWritePaths=\n")
+	unit := map[string]string{"DropInPaths": file, "ProtectSystem": "strict", "ReadWritePaths": ""}
+	n.units[serviceUnit] = unit
+	conf := n.path("f.toml")
+	n.write("f.toml", "")
+	x := newDiagnosis(Options{Source: n.source(), Units: n.units, Root: n.root})
+	x.config = config.Load(config.Source{File: conf})
+	x.sandbox(t.Context(), unit)
+	const fix = "'[Service]' ReadWritePaths=-/var/lib/kubelet/plugins_registry > /etc/systemd/system/csi-registrar.service.d/zz-doctor-readwritepaths.conf\nsystemctl daemon-reload\nsystemctl restart csi-registrar.service"
+	if f, _ := finding(x.report, "root-dir-not-writable"); !strings.HasSuffix(f.Found, ", because of ReadWritePaths= in "+file+":2") || !strings.HasSuffix(lines(f.Fix), fix) {
+		t.Errorf("%+v", x.report)
+	}
+}
+
 func TestUnitDropIn(t *testing.T) {
 	if got := rootdir.DropIn("/var/lib/kubelet/"); got != "" {
 		t.Errorf("the default: %q", got)
@@ -116,8 +134,9 @@ func TestHiddenDirectories(t *testing.T) {
 		if err := os.WriteFile(file, fmt.Appendf(nil, "kubelet.root_dir = %q\ndriver.a.socket = %q\n", c.root, c.socket), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		x := &diagnosis{config: config.Load(config.Source{File: file})}
-		x.sandbox(c.unit)
+		x := newDiagnosis(Options{Units: units{}})
+		x.config = config.Load(config.Source{File: file})
+		x.sandbox(t.Context(), c.unit)
 		x.hiddenSockets(t.Context(), c.unit)
 		switch found := x.report.Findings; {
 		case c.found == "":
