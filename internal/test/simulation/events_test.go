@@ -71,9 +71,9 @@ var kinds = []struct {
 		}
 	}},
 	{"the next socket is removed at once", 2, func(w *world, d *csiDriver, _ uint64) { w.removesAtOnce = d.name }},
-	{"plugins_registry removed", 4, func(w *world, _ *csiDriver, _ uint64) { w.files.removeAll(w.registry()) }},
+	{"plugins_registry removed", 4, func(w *world, _ *csiDriver, _ uint64) { w.removeRegistry() }},
 	{"plugins_registry recreated", 2, func(w *world, _ *csiDriver, _ uint64) {
-		w.files.removeAll(w.registry())
+		w.removeRegistry()
 		w.files.put(w.registry(), &node{mode: syscall.S_IFDIR | 0o750, maker: "admin"})
 	}},
 	{"another registrar takes the path", 3, func(w *world, d *csiDriver, arg uint64) { w.sidecar(d, w.socketOf(d.name), arg) }},
@@ -301,6 +301,16 @@ func (m *mount) thawOne(end chan struct{}) {
 	}
 	if m.stallEnd == end {
 		m.stallEnd = nil
+	}
+}
+
+// removeRegistry removes plugins_registry, also in the middle of a publication.
+func (w *world) removeRegistry() {
+	w.files.removeAll(w.registry())
+	if p := w.process; p != nil {
+		for _, d := range w.drivers {
+			p.lostAt[d.name] = time.Now()
+		}
 	}
 }
 
