@@ -27,7 +27,7 @@ func (x *diagnosis) untrusted(ctx context.Context, d config.Driver, err error) {
 	found, fix := err.Error(), []Fix(nil)
 	if e, ok := errors.AsType[*trust.Error](err); ok {
 		unit := x.serverOf(ctx, d.Name, process{}).unit
-		if e.Owner != "" && unit != "" && x.show(ctx, unit, "User")["User"] == e.Owner {
+		if e.Owner != "" && unit != "" && x.show(ctx, unit)["User"] == e.Owner {
 			x.finding(d.Name, "trust", "driver-not-trusted", found+x.setBy(ctx, unit, "User"), "socket_owner is the user of the driver",
 				append([]Fix{note("%s runs the driver as %s", unit, safetext.ShellWord(e.Owner)),
 					note("if the driver mounts by itself, it needs root: take User= out of its unit instead, then systemctl daemon-reload and restart it")}, x.setDriverKey(d.Name, "socket_owner", safetext.Quote(e.Owner))...)...)

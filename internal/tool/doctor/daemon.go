@@ -49,7 +49,7 @@ func (x *diagnosis) running(ctx context.Context) {
 	switch {
 	case errors.Is(err, control.ErrNotRunning):
 		found, start, path := err.Error(), []Fix{enable}, control.Path(x.o.Source.Root)
-		switch listen := x.show(ctx, controlUnit, "Listen")["Listen"]; {
+		switch listen := x.show(ctx, controlUnit)["Listen"]; {
 		case listen != "" && !strings.HasPrefix(listen, path+" "):
 			found, start = controlUnit+" listens on "+safetext.Word(listen)+x.setBy(ctx, controlUnit, "ListenStream"), override(controlUnit, "Socket", "ListenStream")
 		case x.properties["ActiveState"] == "active":

@@ -65,6 +65,7 @@ type diagnosis struct {
 
 	properties    map[string]string // of the daemon's unit
 	propertiesErr error             // why systemd could not be asked for them
+	units         *sync.Map         // functions that return the properties of other units, by name
 
 	volumes       []volumes.Volume  // in use
 	volumesErr    error             // why some could not be read
@@ -122,7 +123,9 @@ func Run(ctx context.Context, o Options) Report {
 	return x.report
 }
 
-func newDiagnosis(o Options) *diagnosis { return &diagnosis{o: o, pool: worker.NewPool()} }
+func newDiagnosis(o Options) *diagnosis {
+	return &diagnosis{o: o, pool: worker.NewPool(), units: &sync.Map{}}
+}
 
 // drivers examines the drivers in parallel: the time limits of many drivers that hang would add
 // up to minutes. Each driver adds its findings to a copy of the node's report.

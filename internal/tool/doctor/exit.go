@@ -20,7 +20,7 @@ import (
 // administrator's drop-ins set, as the rest of a sentence; empty if it runs or does not exist. The
 // lines of fix are to be run before it is started.
 func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix []Fix) {
-	p := x.show(ctx, unit, "LoadState", "ActiveState", "SubState", "Result", "ExecMainCode", "ExecMainStatus", "ExecMainExitTimestamp", "NRestarts", "InvocationID", "UnitFileState", "FreezerState", "Requires", "ExecStart", "EnvironmentFiles", "Job", "After")
+	p := x.show(ctx, unit)
 	if p["FreezerState"] == "frozen" {
 		return "; " + unit + " is frozen, by systemctl freeze", []Fix{systemctl("thaw", unit)}
 	}
@@ -139,7 +139,7 @@ var configWord = regexp.MustCompile(`[\w./:-]+[\w]`)
 // rest of a sentence, and what to do about them.
 func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (text string, fix []Fix) {
 	for required := range strings.FieldsSeq(requires) {
-		p := x.show(ctx, required, "LoadState", "ActiveState", "Result")
+		p := x.show(ctx, required)
 		if p["ActiveState"] == "failed" {
 			set, undo := x.dropIns(ctx, required)
 			text += ", which requires " + safetext.Word(required) + ", and that has failed: " + safetext.Quote(x.lastError(ctx, required, p)) + set
@@ -169,7 +169,7 @@ func (x *diagnosis) awaited(ctx context.Context, unit string, p map[string]strin
 		return "", nil
 	}
 	for after := range strings.FieldsSeq(p["After"]) {
-		if x.show(ctx, after, "ActiveState")["ActiveState"] == "activating" {
+		if x.show(ctx, after)["ActiveState"] == "activating" {
 			set, undo := x.dropIns(ctx, unit)
 			text += ", and its start waits for " + safetext.Word(after) + ", which has not finished its own" + set
 			fix = append(append(fix, logOf(after), note("to start without it:"), optional(systemctl("stop", after))), undo...)
@@ -181,7 +181,7 @@ func (x *diagnosis) awaited(ctx context.Context, unit string, p map[string]strin
 // unitFiles returns the files of a unit, of which a later one counts, and then those of its
 // environment.
 func (x *diagnosis) unitFiles(ctx context.Context, unit string) []string {
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths", "EnvironmentFiles")
+	p := x.show(ctx, unit)
 	files := strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"])
 	for line := range strings.Lines(p["EnvironmentFiles"]) {
 		file, _, _ := strings.Cut(strings.TrimSpace(line), " (")
@@ -227,7 +227,7 @@ func (x *diagnosis) changed(ctx context.Context, unit string) string {
 // blame returns the last error that a running unit has logged and what the administrator's drop-ins
 // set, as the rest of a sentence, and how to take that back.
 func (x *diagnosis) blame(ctx context.Context, unit, why string) (text string, fix []Fix) {
-	if why = cmp.Or(why, x.ownError(ctx, unit, x.show(ctx, unit, "InvocationID")["InvocationID"])); why != "" {
+	if why = cmp.Or(why, x.ownError(ctx, unit, x.show(ctx, unit)["InvocationID"])); why != "" {
 		text = ": " + safetext.Quote(why)
 	}
 	wrong, fix := x.obstacles(ctx, unit, why)

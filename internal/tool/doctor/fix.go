@@ -190,7 +190,7 @@ func override(unit, section, directive string) []Fix {
 // how to take that back. A daemon that does not run, or cannot be restarted, starts as shipped: its
 // drop-ins, and a copy of its unit, are set aside. Only the drop-in for another root_dir stays.
 func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix []Fix) {
-	p := x.show(ctx, unit, "FragmentPath", "DropInPaths")
+	p := x.show(ctx, unit)
 	aside := unit == serviceUnit && (errors.Is(x.daemon.err, control.ErrNotRunning) || x.properties["LoadState"] != "loaded")
 	_, err := x.stat(ctx, filepath.Join("/", x.o.Source.Root, "usr/lib/systemd/system", serviceUnit))
 	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {

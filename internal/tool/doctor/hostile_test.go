@@ -14,7 +14,6 @@ import (
 
 	"csi-registrar/internal/node/cgroup"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/worker"
 )
 
 // setUIDs sets the uids of a process.
@@ -102,7 +101,7 @@ func TestNoChownOfALink(t *testing.T) {
 
 func TestFileSystemDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		x := &diagnosis{pool: worker.NewPool()}
+		x := newDiagnosis(Options{})
 		answers := make(chan struct{})
 		hang := func() (int, error) { <-answers; return 0, nil }
 		start := time.Now()
@@ -183,7 +182,7 @@ func FuzzProcess(f *testing.F) {
 		if p.unit != "" && !safetext.UnitName(p.unit) {
 			t.Fatalf("unit %q", p.unit)
 		}
-		x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
+		x := newDiagnosis(Options{Root: n.root})
 		p.uids = []string{"0", "0", "0", "0"}
 		found, _, _ := x.findKubelets(t.Context(), []process{p})
 		for _, k := range found {

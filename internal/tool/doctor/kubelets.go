@@ -90,7 +90,7 @@ func (x *diagnosis) unitOfKubelet(ctx context.Context, p process) string {
 		}
 	}
 	for _, unit := range distro.Units {
-		if x.show(ctx, unit, "MainPID")["MainPID"] == strconv.Itoa(p.pid) {
+		if x.show(ctx, unit)["MainPID"] == strconv.Itoa(p.pid) {
 			return unit
 		}
 	}
@@ -114,7 +114,7 @@ func (x *diagnosis) outside(ctx context.Context, p process, dir string) string {
 // the first one that exists.
 func (x *diagnosis) installedKubelet(ctx context.Context) (unit string) {
 	for _, u := range distro.Units {
-		p := x.show(ctx, u, "LoadState", "UnitFileState")
+		p := x.show(ctx, u)
 		switch {
 		case p["LoadState"] != "loaded":
 		case strings.HasPrefix(p["UnitFileState"], "enabled"):

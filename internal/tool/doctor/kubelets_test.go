@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"csi-registrar/internal/sys/worker"
 )
 
 func TestFindKubelets(t *testing.T) {
@@ -41,7 +39,7 @@ func TestFindKubelets(t *testing.T) {
 			n.process(201, "kubectl", "0::/")
 			n.listens(200, test.rootDirs...)
 			n.listens(201, "/not/a/kubelet")
-			x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
+			x := newDiagnosis(Options{Root: n.root})
 			all, seen := x.processes(t.Context())
 			if seen {
 				t.Error("init does not exist, but is seen")

@@ -14,7 +14,6 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/mountinfo"
-	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
 
@@ -124,7 +123,7 @@ func TestFilesFromBeforeTheClockWasSetBack(t *testing.T) {
 func TestMountOverAMount(t *testing.T) {
 	n := newNode(t)
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 0:40 / /mnt/a rw - nfs4 first:/ rw\n23 22 0:41 / /mnt/a rw - nfs4 second:/ rw\n")
-	x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
+	x := newDiagnosis(Options{Root: n.root})
 	if m := x.mountOf(t.Context(), "/mnt/a/b"); m.Source != "second:/" {
 		t.Errorf("%+v", m)
 	}

@@ -102,7 +102,7 @@ const right, enter, use = 0o300, 0o100, 0o400
 func (x *diagnosis) locked(ctx context.Context, file string, need uint16, unit string) (why string, fix []Fix) {
 	p := x.follow(ctx, file)
 	at := p.file()
-	user := x.userOf(ctx, unit)
+	user := cmp.Or(x.show(ctx, unit)["User"], "root")
 	ids, unknown := trust.Users(trust.SocketOwner(user))
 	bits, shown := at.Mode&0o777, safetext.Word(file)
 	if len(ids) > 0 && at.UID != ids[0] {

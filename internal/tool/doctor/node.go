@@ -97,7 +97,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	switch {
 	case again != "":
 		x.finding("", "kubelet", "no-kubelet", again, "it keeps running", slices.Concat([]Fix{logOf(k.unit)}, fix, []Fix{k.restart()})...)
-	case x.show(ctx, k.service(), "FreezerState")["FreezerState"] == "frozen":
+	case x.show(ctx, k.service())["FreezerState"] == "frozen":
 		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is frozen, by systemctl freeze: no volume is mounted or unmounted", "it runs", systemctl("thaw", k.service()))
 	case k.stopped:
 		x.finding("", "kubelet", "kubelet-frozen", k.String()+" is stopped by a signal, SIGSTOP: no volume is mounted or unmounted", "it runs", run("kill", "-CONT", strconv.Itoa(k.pid)))
@@ -244,6 +244,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 	})
 	view := x.seenBy(x.kubelet, x.registry())
 	_, seen := x.stat(ctx, view)
+	point := x.mountOf(ctx, x.registry()).Point
 	switch {
 	case err != nil:
 		x.checked("", "watching", Skipped, "the watches of the kubelet cannot be read: %v", err)
@@ -255,8 +256,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 	case seen == nil && !x.sameFile(ctx, view, x.registry()):
 		why, fix := x.hidden(ctx, x.kubelet.process, "has another directory at "+dir)
 		x.finding("", "watching", "plugins-registry-covered", why, "the kubelet has the same directory as the node", fix...)
-	case x.covered(ctx) != "":
-		point := x.covered(ctx)
+	case rootdir.Within(point, path.Clean(x.config.Config.Kubelet.RootDir)):
 		x.finding("", "watching", "plugins-registry-covered",
 			fmt.Sprintf("%s does not watch %s but a directory that was there before: the mount at %s covers it", x.kubelet.process, dir, safetext.Word(point)),
 			"the kubelet watches the directory that is there now: the file system is mounted before the kubelet starts",
@@ -266,14 +266,4 @@ func (x *diagnosis) watching(ctx context.Context) {
 			fmt.Sprintf("%s does not watch %s but a directory that was there before and is deleted", x.kubelet.process, dir),
 			"it watches the directory that is there now; only its restart can do that", restart)
 	}
-}
-
-// covered returns the mount point that the kubelet's directory is on; empty if it is on the root
-// file system, or if the directory that the kubelet watches is deleted.
-func (x *diagnosis) covered(ctx context.Context) string {
-	m := x.mountOf(ctx, x.registry())
-	if rootdir.Within(m.Point, path.Clean(x.config.Config.Kubelet.RootDir)) {
-		return m.Point
-	}
-	return ""
 }

@@ -83,7 +83,7 @@ func (x *diagnosis) obstacles(ctx context.Context, unit, why string) (text strin
 			continue // the program that says so
 		}
 		found, correct := x.obstacle(ctx, unit, path.Clean(m[1]), why)
-		if named, _ := x.placeInUnit(ctx, unit, m[1]); named == "" && x.userOf(ctx, unit) != "root" {
+		if named, _ := x.placeInUnit(ctx, unit, m[1]); named == "" && cmp.Or(x.show(ctx, unit)["User"], "root") != "root" {
 			correct = []Fix{note("correct that, if it is for %s: its program, of another user, can name any file", unit)}
 		}
 		if found == "" || text != "" && !certain(correct) {
@@ -111,11 +111,6 @@ func (x *diagnosis) obstacle(ctx context.Context, unit, file, why string) (text 
 	return text, fix
 }
 
-// userOf returns the user of a unit.
-func (x *diagnosis) userOf(ctx context.Context, unit string) string {
-	return cmp.Or(x.show(ctx, unit, "User")["User"], "root")
-}
-
 // suspect is a path in an error, and how far it leads.
 type suspect struct {
 	x *diagnosis
@@ -136,7 +131,7 @@ func (x *diagnosis) wrong(ctx context.Context, unit, file, why string) (text str
 	s.system, _ = look(ctx, x, s.dir, func() (st unix.Statfs_t, err error) { return st, unix.Statfs(s.dir, &st) })
 	s.point = cmp.Or(x.mountOf(ctx, s.dir).Point, "/")
 	named, _ := x.placeInUnit(ctx, unit, file)
-	named = cmp.Or(named, x.inConfig(ctx, x.show(ctx, unit, "ExecStart")["ExecStart"], "unix://"+file), "what names it")
+	named = cmp.Or(named, x.inConfig(ctx, x.show(ctx, unit)["ExecStart"], "unix://"+file), "what names it")
 	s.putBack = note("put %s back, or correct %s", safetext.ShellWord(file), named)
 	for _, check := range []func(context.Context) (string, []Fix){s.fileSystem, s.modes, s.content, s.program, s.absence} {
 		if text, fix = check(ctx); text != "" {

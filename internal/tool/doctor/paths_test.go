@@ -130,6 +130,7 @@ func TestObstacleOfAUser(t *testing.T) {
 	}
 	n.write("etc/systemd/system/nfs.service", "[Service]\nExecStart=/usr/bin/nfs "+secret+"/a\n")
 	n.units["nfs.service"]["FragmentPath"] = "/etc/systemd/system/nfs.service"
+	x = newDiagnosis(x.o)
 	if found, fix = x.obstacles(t.Context(), "nfs.service", "mkdir "+secret+"/a: not a directory"); !strings.Contains(lines(fix), "mv -n "+secret) {
 		t.Errorf("%s\n%s", found, lines(fix))
 	}

@@ -156,7 +156,7 @@ func (x *diagnosis) restarts(ctx context.Context, p process, starts time.Duratio
 	if !strings.HasSuffix(p.unit, ".service") {
 		return "", nil
 	}
-	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit, "NRestarts", "ActiveState", "SubState", "Type")
+	ran, unit := x.runsFor(p.pid), x.show(ctx, p.unit)
 	n, _ := strconv.Atoi(unit["NRestarts"])
 	again := func() time.Duration {
 		return time.Duration(max(len(x.o.Units.Journal(ctx, p.unit, "--since=-1min", "--grep=Scheduled restart job")), 1))

@@ -210,7 +210,7 @@ func TestSettingsOfDriversMd(t *testing.T) {
 			n := newNode(t)
 			n.units["x.service"] = map[string]string{"FragmentPath": "/x.service"}
 			n.write("x.service", "[Service]\n "+m[1]+"="+m[2]+"\n")
-			x := &diagnosis{o: Options{Root: n.root, Source: n.source(), Units: n.units}, pool: nil}
+			x := newDiagnosis(Options{Root: n.root, Source: n.source(), Units: n.units})
 			x.pool = newDiagnosis(x.o).pool
 			found, resets := x.namespaceSettings(t.Context(), "x.service")
 			if m[2] != "shared" && (len(found) != 1 || len(resets) != 1 || !strings.HasPrefix(resets[0], m[1]+"=") || found[0] != m[1]+"="+m[2]+" in /x.service") {

@@ -14,7 +14,6 @@ import (
 
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/mountinfo"
-	"csi-registrar/internal/sys/worker"
 )
 
 // The label is that of the Node with the name that the kubelet was given.
@@ -175,7 +174,7 @@ func TestMountOfAPath(t *testing.T) {
 	n.write("proc/self/mountinfo", "21 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"+
 		"22 21 0:40 / /mnt/a\\040b rw shared:1 master:2 - nfs4 server:/x\\134y rw\n"+
 		"23 22 0:41 / /mnt/a\\040b/c rw - fuse.sshfs host:/ rw\nnonsense\n")
-	x := &diagnosis{o: Options{Root: n.root}, pool: worker.NewPool()}
+	x := newDiagnosis(Options{Root: n.root})
 	b := mountinfo.Mount{ID: "22", Parent: "21", Device: "0:40", Root: "/", Point: "/mnt/a b", Shared: "1", Master: "2", Type: "nfs4", Source: `server:/x\y`}
 	c := mountinfo.Mount{ID: "23", Parent: "22", Device: "0:41", Root: "/", Point: "/mnt/a b/c", Type: "fuse.sshfs", Source: "host:/"}
 	for file, want := range map[string]mountinfo.Mount{"/mnt/a b/c/d": c, "/mnt/a b": b, "/mnt/a bc": {}, "/run": {}} {
@@ -198,7 +197,7 @@ func TestVolumeLimitTooHigh(t *testing.T) {
 // A path with a missing directory or a loop of links does not hang.
 func TestHangingFindsNothing(t *testing.T) {
 	dir := t.TempDir()
-	x := &diagnosis{o: Options{Root: "/"}, pool: worker.NewPool()}
+	x := newDiagnosis(Options{Root: "/"})
 	if err := os.Symlink("b", filepath.Join(dir, "b")); err != nil {
 		t.Fatal(err)
 	}

@@ -191,7 +191,7 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 		fix = []Fix{note("put the file of that unit back, which is gone, empty or another one, then run systemctl daemon-reload and start the unit")}
 	}
 	fix = append(fix, note("if it listens elsewhere: set socket in the table of the driver"))
-	pid, _ := strconv.Atoi(x.show(ctx, last.unit, "MainPID")["MainPID"])
+	pid, _ := strconv.Atoi(x.show(ctx, last.unit)["MainPID"])
 	own := x.listening(ctx, pid)
 	ports, sockets := own.ports, slices.DeleteFunc(own.paths, func(path string) bool { return path == d.Socket })
 	wrong, correct := x.obstacle(ctx, last.unit, path.Dir(d.Socket), "mkdir "+path.Dir(d.Socket)+": file exists, no such file, not permitted, permission denied")

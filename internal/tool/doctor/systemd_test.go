@@ -1,12 +1,14 @@
 package doctor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -62,6 +64,39 @@ func TestLastError(t *testing.T) {
 		if got := x.lastError(t.Context(), "x.service", map[string]string{"Result": "exit-code", "ExecMainStatus": "217", "LoadState": "loaded"}); got != want {
 			t.Errorf("%q: %s, want %q", out, got, want)
 		}
+	}
+}
+
+// asked counts the questions about each unit.
+type asked struct {
+	Units
+	mu    sync.Mutex
+	times map[string]int
+}
+
+func (a *asked) Show(ctx context.Context, unit string, properties ...string) (map[string]string, error) {
+	a.mu.Lock()
+	a.times[unit]++
+	a.mu.Unlock()
+	return a.Units.Show(ctx, unit, properties...)
+}
+
+// systemd is asked once about each unit: on a node with 20 drivers the questions take most of the
+// time.
+func TestAsksOnceForEachUnit(t *testing.T) {
+	n := newNode(t)
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	n.process(77, "containerd", "0::/system.slice/containerd.service")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running"}
+	a := &asked{Units: n.units, times: map[string]int{}}
+	Run(t.Context(), Options{Source: n.source(), Units: a, Root: n.root})
+	for unit, times := range a.times {
+		if times > 1 && unit != serviceUnit { // of which a restart is awaited
+			t.Errorf("%s: %d times", unit, times)
+		}
+	}
+	if a.times["csi-nfs.service"]+a.times["containerd.service"] != 2 {
+		t.Errorf("%v", a.times)
 	}
 }
 
