@@ -449,7 +449,7 @@ func TestBrokenNodes(t *testing.T) {
 			breaks: func(t *testing.T, n *node) { // the daemon still runs
 				const file = "/run/systemd/system/csi-registrar.service.d/x.conf"
 				n.write(file, "[Service]\nExecStart=/bin/true\n")
-				maps.Copy(n.units[serviceUnit], map[string]string{"LoadState": "bad-setting", "DropInPaths": file,
+				maps.Copy(n.units[serviceUnit], map[string]string{"LoadState": "bad-setting", "InvocationID": "5f", "DropInPaths": file,
 					"journal": "Service has more than one ExecStart= setting, which is only allowed for Type=oneshot services. Refusing."})
 			}},
 		{what: "unit replaced", step: "unit", id: "unit-failed", found: "csi-registrar.service has failed (exit-code): \"Failed at step EXEC\"; /etc/systemd/system/csi-registrar.service is in place of the unit of the package",

@@ -307,7 +307,7 @@ func (x *diagnosis) lastError(ctx context.Context, unit string, p map[string]str
 	}
 	if failed || p["LoadState"] != "loaded" {
 		var run []string // systemd's lines about an earlier one can have another cause
-		if id := p["InvocationID"]; id != "" {
+		if id := p["InvocationID"]; id != "" && p["LoadState"] == "loaded" {
 			run = []string{"INVOCATION_ID=" + id}
 		}
 		return cmp.Or(x.lastLine(ctx, unit, true, append(run, "--priority=err")...), x.lastLine(ctx, unit, true, append(run, exitLines)...))

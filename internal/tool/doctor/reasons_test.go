@@ -375,7 +375,7 @@ func TestUnitThatSystemdRefuses(t *testing.T) {
 		}
 		file := "/etc/systemd/system/" + unit + ".d/x.conf"
 		n.write(file, "[Service]\nType=oneshot\n")
-		n.units[unit] = map[string]string{"LoadState": "bad-setting", "ActiveState": "active", "SubState": "running", "DropInPaths": file, "journal": "Service has Restart= set to always. Refusing."}
+		n.units[unit] = map[string]string{"LoadState": "bad-setting", "InvocationID": "5f", "ActiveState": "active", "SubState": "running", "DropInPaths": file, "journal": "Service has Restart= set to always. Refusing."}
 		f, _ := finding(n.examine(), "unit-not-enabled")
 		if !strings.HasPrefix(f.Found, unit+` runs, but systemd refuses its files, and will not start it again: "Service has Restart= set to always. Refusing."; `+file+":2 sets ") ||
 			!strings.Contains(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload") {
