@@ -58,7 +58,9 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	}
 	wrong, correct := x.obstacles(ctx, unit, about)
 	if wrong == "" && why != "" { // an empty file may not be named
-		wrong, correct = x.obstacles(ctx, unit, p["ExecStart"])
+		// Nor a program that was not started: journald may not know the unit of the line about it.
+		step := map[string]string{"203": "spawning "}[p["ExecMainStatus"]]
+		wrong, correct = x.obstacles(ctx, unit, strings.Replace(p["ExecStart"], "path=", "path= "+step, 1))
 	}
 	text, fix = text+wrong, append(fix, correct...)
 	if place := x.inConfig(ctx, p["ExecStart"], why); place != "" && wrong == "" {
@@ -148,12 +150,12 @@ func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (te
 		switch p["LoadState"] {
 		case "not-found":
 			text += ", which requires " + safetext.Word(required) + ": there is no such unit"
-			place, _ := x.placeInUnit(ctx, unit, required)
+			place, _ := x.placeInUnit(ctx, unit, "Requires=")
 			if required == controlUnit {
 				fix = append(fix, reinstall, run("systemctl", "daemon-reload"))
 				continue
 			}
-			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")))
+			fix = append(fix, note("install what has %s, or take it out of %s", safetext.ShellWord(required), cmp.Or(place, "the unit")), run("systemctl", "daemon-reload"))
 		case "masked":
 			text += ", which requires " + safetext.Word(required) + ": that is masked"
 			fix = append(fix, systemctl("unmask", required))

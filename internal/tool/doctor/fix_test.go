@@ -822,12 +822,12 @@ func TestDriverThatWasNeverStarted(t *testing.T) {
 	const file, dropIn = "/etc/systemd/system/csi-nfs.service", "/etc/systemd/system/csi-nfs.service.d/x.conf"
 	opt := n.path("opt/nfs")
 	n.write(file, "[Service]\nExecStart="+opt+" --endpoint unix://"+n.socket()+"\n")
-	n.write(dropIn, "[Unit]\nAfter=x\nRequires=multipathd.service\n")
+	n.write(dropIn, "[Unit]\nRequires=multipathd.service\nAfter=multipathd.service\n")
 	unit := map[string]string{"LoadState": "loaded", "ActiveState": "inactive", "SubState": "dead", "Result": "success", "FragmentPath": file, "DropInPaths": dropIn,
 		"Requires": "system.slice multipathd.service"}
 	n.units["csi-nfs.service"], n.units["system.slice"] = unit, map[string]string{"LoadState": "loaded"}
 	f := n.examine().Findings[0]
-	if !strings.Contains(f.Found, ", which requires multipathd.service: there is no such unit") || !strings.Contains(lines(f.Fix), "# install what has multipathd.service, or take it out of "+dropIn+":3\n") {
+	if !strings.Contains(f.Found, ", which requires multipathd.service: there is no such unit") || !strings.Contains(lines(f.Fix), "# install what has multipathd.service, or take it out of "+dropIn+":2\nsystemctl daemon-reload\n") {
 		t.Errorf("%+v", f)
 	}
 	unit["Requires"], unit["journal"] = "system.slice", "NFS was skipped because of an unmet condition check (ConditionPathExists=/etc/nfs/enabled)."

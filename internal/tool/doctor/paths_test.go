@@ -168,6 +168,24 @@ func TestFileOfTheEnvironment(t *testing.T) {
 	}
 }
 
+// The line about a program that cannot be started has no unit if journald was late.
+func TestProgramWithoutItsError(t *testing.T) {
+	n := newNode(t)
+	n.driver.stop()
+	n.write("opt/nfs", "#!/bin/sh\n")
+	n.write("etc/systemd/system/csi-nfs.service", "[Service]\nExecStart="+n.path("opt/nfs")+" unix://"+n.socket()+"\n")
+	unit := map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "203",
+		"ExecStart": "{ path=" + n.path("opt/nfs") + " ; argv[]=" + n.path("opt/nfs") + " ; }", "journal": "csi-nfs.service: Control process exited, code=exited, status=1/FAILURE"}
+	n.units["csi-nfs.service"] = unit
+	if f, _ := finding(n.examine(), "driver-socket-missing"); !strings.Contains(f.Found, "; "+n.path("opt/nfs")+" is not executable") || !strings.Contains(lines(f.Fix), "chmod 0755 "+n.path("opt/nfs")+"\n") {
+		t.Errorf("%+v", f)
+	}
+	unit["ExecMainStatus"] = "1"
+	if f, _ := finding(n.examine(), "driver-socket-missing"); strings.Contains(f.Found, "executable") {
+		t.Errorf("%+v", f)
+	}
+}
+
 // A directory that is not empty in place of a registration socket.
 func TestFullDirectoryAtTheRegistrationSocket(t *testing.T) {
 	n := newNode(t)

@@ -92,8 +92,7 @@ var reinstall = run("sh", "-c", "apt-get install --reinstall csi-registrar || dn
 // enable starts the daemon now and at each boot.
 var enable = run("systemctl", "enable", "--now", serviceUnit)
 
-// unitProperties are what doctor wants to know of a unit. systemd is asked once for each unit: with
-// 20 drivers, three times as many questions took a second.
+// unitProperties are what doctor asks of a unit, once: many questions take long with many drivers.
 var unitProperties = strings.Fields(`LoadState LoadError ActiveState SubState Result FreezerState UnitFileState NeedDaemonReload NRestarts
 	InvocationID Job MainPID ExecMainCode ExecMainStatus ExecMainExitTimestamp FragmentPath DropInPaths EnvironmentFiles
 	Type User ExecStart Listen Requires After WantedBy RequiredBy UpheldBy TriggeredBy
