@@ -476,7 +476,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.units[serviceUnit]["ActiveState"], n.units[serviceUnit]["Requires"] = "inactive", "csi-registrar.socket"
 				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "masked"}
 			}},
-		{what: "socket of the unit gone", step: "unit", id: "unit-not-enabled", found: "csi-registrar.service runs, which requires csi-registrar.socket: there is no such unit, and it will not start at the next boot", fix: "sh -c 'apt-get install --reinstall csi-registrar || dnf reinstall csi-registrar'\nsystemctl daemon-reload",
+		{what: "socket of the unit gone", step: "unit", id: "unit-not-enabled", found: "csi-registrar.service runs, which requires csi-registrar.socket: there is no such unit, and it will not be started again", fix: "sh -c 'apt-get install --reinstall csi-registrar || dnf reinstall csi-registrar'\nsystemctl daemon-reload",
 			breaks: func(t *testing.T, n *node) {
 				n.units[serviceUnit]["Requires"] = "csi-registrar.socket"
 				n.units["csi-registrar.socket"] = map[string]string{"LoadState": "not-found"}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,8 +44,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 		ended, start := x.lastExit(ctx, unit)
 		if ended != "" {
 			state, fix := x.runtimeState(ctx)
-			if state != "" { // the kubelet's error is about its socket
-				start = slices.DeleteFunc(start, func(f Fix) bool { return strings.Contains(f.Comment, ".sock") })
+			if state != "" { // its socket is missing, and without it the kubelet does not start
+				about := regexp.MustCompile(`\.sock|to start without it|^# systemctl stop`)
+				start = slices.DeleteFunc(start, func(f Fix) bool { return about.MatchString(f.String()) })
 			}
 			for _, r := range x.runtimes {
 				if at := x.runtimeSockets(ctx, r); strings.Contains(ended, "for endpoint ") && len(at) > 0 {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -347,8 +348,9 @@ func TestRuntimeThatTheKubeletDoesNotReach(t *testing.T) {
 	n.units["containerd.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "activating", "SubState": "auto-restart", "Result": "exit-code", "ExecMainStatus": "1", "NRestarts": "3",
 		"journal": "containerd: failed to load TOML: /etc/containerd/config.toml: (13, 2): unexpected token unclosed table key"}
 	n.remove(n.path("proc/77"))
+	maps.Copy(n.units["kubelet.service"], map[string]string{"ActiveState": "inactive", "Job": "5", "After": "containerd.service"})
 	f, _ = finding(n.examine(), "no-kubelet")
-	if !strings.Contains(f.Found, "; see /etc/containerd/config.toml:13") || !strings.HasPrefix(lines(f.Fix), "# correct /etc/containerd/config.toml:13\n") || strings.Contains(lines(f.Fix), "kubelet.yaml") {
+	if !strings.Contains(f.Found, "; see /etc/containerd/config.toml:13") || !strings.HasPrefix(lines(f.Fix), "# correct /etc/containerd/config.toml:13\n") || strings.Contains(lines(f.Fix), "kubelet.yaml") || strings.Contains(lines(f.Fix), "without it") {
 		t.Errorf("%+v", f)
 	}
 	n.process(77, "containerd", "0::/system.slice/containerd.service")
@@ -381,6 +383,20 @@ func TestUnitThatSystemdRefuses(t *testing.T) {
 			!strings.Contains(lines(f.Fix), "mv -n "+file+" "+file+".off\nsystemctl daemon-reload") {
 			t.Errorf("%s: %+v", unit, f)
 		}
+	}
+}
+
+// A driver that runs, and requires a unit that does not exist.
+func TestDriverThatRequiresNothingThere(t *testing.T) {
+	const file = "/etc/systemd/system/csi-nfs.service.d/10-iscsi.conf"
+	n := newNode(t)
+	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
+	n.write(file, "[Unit]\nRequires=iscsid.service\nAfter=iscsid.service\n")
+	n.units["csi-nfs.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "Requires": "iscsid.service", "DropInPaths": file}
+	f, _ := finding(n.examine(), "unit-not-enabled")
+	if f.Driver != name || f.Found != "csi-nfs.service runs, which requires iscsid.service: there is no such unit, and it will not be started again" ||
+		lines(f.Fix) != "# install what has iscsid.service, or take it out of "+file+":2\nsystemctl daemon-reload" {
+		t.Errorf("%+v", f)
 	}
 }
 

@@ -183,9 +183,6 @@ func (x *diagnosis) unit(ctx context.Context) {
 		problem("unit-stopped", "is "+state+missing, "it runs", append(fix, enable)...)
 	default:
 		x.checked("", "unit", OK, "%s is %s", serviceUnit, state)
-		if missing, fix := x.missingUnits(ctx, serviceUnit, p["Requires"]); missing != "" {
-			x.finding("", "unit", "unit-not-enabled", serviceUnit+" runs"+missing+", and it will not start at the next boot", "it can be started", fix...)
-		}
 		x.enabled(ctx, "", "unit", serviceUnit)
 		if p["NeedDaemonReload"] == "yes" {
 			x.finding("", "unit", "unit-changed", "the files of "+serviceUnit+" have changed since systemd read them",
@@ -202,9 +199,8 @@ func (x *diagnosis) unit(ctx context.Context) {
 	}
 }
 
-// enabled reports that a unit that runs will not start again, or not at the next boot. A system
-// extension's multi-user.target upholds units; the daemon's socket starts it only when somebody
-// connects.
+// enabled reports that a unit that runs will not start again. A system extension's target upholds
+// units; the daemon's socket starts it only when somebody connects.
 func (x *diagnosis) enabled(ctx context.Context, driver string, step Step, unit string) {
 	p := x.show(ctx, unit)
 	if p["LoadState"] == "bad-setting" || p["LoadState"] == "error" {
@@ -212,6 +208,9 @@ func (x *diagnosis) enabled(ctx context.Context, driver string, step Step, unit 
 		x.finding(driver, step, "unit-not-enabled", unit+" runs, but systemd refuses its files, and will not start it again: "+safetext.Quote(x.lastError(ctx, unit, p))+set,
 			"systemd understands them", append([]Fix{run("systemd-analyze", "verify", unit)}, undo...)...)
 		return
+	}
+	if missing, fix := x.missingUnits(ctx, unit, p["Requires"]); missing != "" {
+		x.finding(driver, step, "unit-not-enabled", unit+" runs"+missing+", and it will not be started again", "it can be started", fix...)
 	}
 	state, starts := p["UnitFileState"], p["WantedBy"]+p["RequiredBy"]+p["UpheldBy"]
 	if unit != serviceUnit {

@@ -210,14 +210,14 @@ func (x *diagnosis) podsWait(driver string, all []podWait, set string, fix []Fix
 // causes are errors of the kubelet (v1.37), or of a driver, about objects of Kubernetes: what must
 // be right, and how to see it. NAME matches a name; DRIVER, PV, NODE and UID are those of the pod.
 var causes = []struct{ pattern, right, show string }{
-	{`find the secret NAME in the namespace NAME with`, "create the Secret, or correct its name in the PersistentVolume and the StorageClass", "get -n $2 secret/$1 pv/PV"},
+	{`find the secret NAME in the namespace NAME with`, "create the Secret, or the PersistentVolume again, with the right name, which the StorageClass also has", "get -n $2 secret/$1 pv/PV"},
 	{`processing PVC NAME/NAME: .*PV (?:object )?NAME `, "the PersistentVolume must exist, and its claimRef be this claim, with its UID", "get -n $1 pvc/$2 pv/$3 -o yaml"},
 	{`processing PVC NAME/NAME: `, "the claim must exist, be bound, and not be deleted", "describe -n $1 pvc/$2"},
 	{`NodeAffinity check failed`, "nodeAffinity of the PersistentVolume must match the labels of this Node, or the pod belongs on another one", "describe pv/PV node/NODE"},
 	{`ReadWriteOncePod`, "the other pod that has the volume must end first, or the PersistentVolume have another access mode", "get pods -A --field-selector spec.nodeName=NODE"},
 	{`driver name NAME not found`, "the PersistentVolume must name a driver that is registered on this node, see csi-registrar status", "get pv/PV -o yaml"},
 	{`olume attachment|VolumeAttachment|volumeattachments|not attached|external-attacher|in node's status`,
-		"attachRequired of the CSIDriver must be false, unless an external-attacher runs, whose log says more", "get csidriver/DRIVER volumeattachments -o yaml"},
+		"attachRequired of the CSIDriver must be false, for which it is deleted and created again, unless an external-attacher runs, whose log says more", "get csidriver/DRIVER volumeattachments -o yaml"},
 	{`volume mode|lifecycle mode|f?[sS]Group|accoount token`,
 		"volumeLifecycleModes, fsGroupPolicy and tokenRequests of the CSIDriver must be those of the driver", "get csidriver/DRIVER -o yaml"},
 	{`([a-z]+(?:\.[a-z0-9.]+)?) \\*"NAME\\*" (?:not found|is forbidden)`, "the object must exist, and the Node be allowed to read it", "get $1 -A --field-selector metadata.name=$2"},
@@ -226,7 +226,7 @@ var causes = []struct{ pattern, right, show string }{
 	{`rpc error: code = (?:NotFound|Inv|Failed|Unimpl|Perm|Unauth|OutOf)|rpc error: .*(?:option|fs ?type)`,
 		"the PersistentVolume must have the right volumeHandle, volumeAttributes, mountOptions, fsType and accessModes, and the CSIDriver podInfoOnMount and tokenRequests, if the driver needs them",
 		"get pv/PV csidriver/DRIVER -o yaml"},
-	{`unmounted volumes=`, "the PersistentVolume of each claim must name a driver that is registered on this node", volumesOfClaims},
+	{`unmounted volumes=`, "the PersistentVolume of each claim must name a driver that is registered on this node; else it is created again", volumesOfClaims},
 }
 
 // volumesOfClaims shows which driver each PersistentVolume names.
