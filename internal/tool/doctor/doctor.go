@@ -65,7 +65,7 @@ type diagnosis struct {
 
 	properties    map[string]string // of the daemon's unit
 	propertiesErr error             // why systemd could not be asked for them
-	units         *sync.Map         // functions that return the properties of other units, by name
+	known         *sync.Map         // what was asked, by memo
 
 	volumes       []volumes.Volume  // in use
 	volumesErr    error             // why some could not be read
@@ -124,7 +124,7 @@ func Run(ctx context.Context, o Options) Report {
 }
 
 func newDiagnosis(o Options) *diagnosis {
-	return &diagnosis{o: o, pool: worker.NewPool(), units: &sync.Map{}}
+	return &diagnosis{o: o, pool: worker.NewPool(), known: &sync.Map{}}
 }
 
 // drivers examines the drivers in parallel: the time limits of many drivers that hang would add
@@ -159,6 +159,12 @@ func each[T, R any](items []T, f func(T) R) []R {
 	}
 	all.Wait()
 	return results
+}
+
+// memo returns what the first call of f with this key returned.
+func memo[T any](x *diagnosis, key any, f func() (T, error)) (T, error) {
+	first, _ := x.known.LoadOrStore(key, sync.OnceValues(f))
+	return first.(func() (T, error))()
 }
 
 // look runs f, which accesses a file system and may never return. The error then wraps a

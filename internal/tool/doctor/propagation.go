@@ -186,7 +186,7 @@ func (x *diagnosis) unreachable(ctx context.Context, who process) (why string, f
 	pods := path.Join(x.config.Config.Kubelet.RootDir, "pods")
 	view := func(p process) (mountinfo.View, error) {
 		return look(ctx, x, x.procPath(p.pid, "root", pods), func() (mountinfo.View, error) {
-			return mountinfo.Look(x.proc(), strconv.Itoa(p.pid), pods)
+			return memo(x, p.pid, func() (mountinfo.View, error) { return mountinfo.Look(x.proc(), strconv.Itoa(p.pid), pods) })
 		})
 	}
 	masters := func() map[string]string { return mountinfo.Masters(x.proc()) }

@@ -263,8 +263,10 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 		return
 	}
 	unit, wrong := x.kubelet.service(), ""
-	if last := x.kubeletErrors(ctx, time.Minute, "not allowed to modify node |only its own Node object"); len(last) > 0 {
-		wrong = ", which it may not write: " + safetext.Quote(last[0])
+	last := append(x.kubeletErrors(ctx, nodeRound, "not allowed to modify node |only its own Node object|Unable to register node with API server|"+
+		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|timeout|deadline|x509|EOF)"), "")[0]
+	if strings.Contains(last, "not allowed to modify node ") || strings.Contains(last, "only its own Node object") {
+		wrong = ", which it may not write: " + safetext.Quote(last)
 	}
 	lines := x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep="+registeredNode.String())
 	names := registeredNode.FindAllStringSubmatch(strings.Join(lines, "\n"), -1)
@@ -277,17 +279,13 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 			"always the same name: that of its credentials, as a rule the host name", append(fix, x.kubelet.restart())...)
 		return
 	}
-	if last := x.kubeletErrors(ctx, nodeRound, "Unable to register node with API server|Error updating node status.*(credentials|Unauthorized|dial|timeout|deadline|x509|EOF)"); len(last) > 0 {
-		expected, fix := x.refusal(ctx, config.Driver{}, status.Driver{KubeletError: last[0]})
-		x.finding("", "kubelet", "node-not-updated", "the kubelet cannot update its Node, nor learn of new pods: "+safetext.Quote(last[0]), expected, fix...)
-		return
-	}
+	expected, fix := x.refusal(ctx, config.Driver{}, status.Driver{KubeletError: last})
+	switch gone, ran := regexp.MustCompile("nodes .* not found").MatchString(last), x.runsFor(x.kubelet.pid); {
+	case last != "" && !gone:
+		x.finding("", "kubelet", "node-not-updated", "the kubelet cannot update its Node, nor learn of new pods: "+safetext.Quote(last), expected, fix...)
 	// Within a minute of its start it may be about to create it.
-	if ran := x.runsFor(x.kubelet.pid); ran > 0 && ran < time.Minute {
-		return
-	}
-	if last := x.kubeletErrors(ctx, time.Minute, "Error updating node status.*nodes .* not found"); len(last) > 0 {
-		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last[0]), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
+	case gone && (ran == 0 || ran >= time.Minute):
+		x.finding("", "kubelet", "node-missing", "the API server has no Node of this kubelet: "+safetext.Quote(last), "it has one: the kubelet creates its Node when it starts", x.kubelet.restart())
 	}
 }
 

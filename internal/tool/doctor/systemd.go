@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"csi-registrar/internal/sys/safetext"
@@ -124,11 +123,8 @@ func (x *diagnosis) show(ctx context.Context, unit string) map[string]string {
 	if x.propertiesErr != nil || unit == "" {
 		return nil
 	}
-	ask, _ := x.units.LoadOrStore(unit, sync.OnceValue(func() map[string]string {
-		p, _ := x.o.Units.Show(ctx, unit, unitProperties...)
-		return p
-	}))
-	return ask.(func() map[string]string)()
+	p, _ := memo(x, unit, func() (map[string]string, error) { return x.o.Units.Show(ctx, unit, unitProperties...) })
+	return p
 }
 
 // unit checks how systemd runs the daemon.
