@@ -87,13 +87,13 @@ func (x *diagnosis) lastExit(ctx context.Context, unit string) (text string, fix
 	return safetext.Clean(text, maxText), fix
 }
 
-// advised returns what an error says is wrong, as the rest of a sentence, and what to do about it.
-func (x *diagnosis) advised(ctx context.Context, why string) (text string, fix []Fix) {
-	if flag := kernelFlag.FindStringSubmatch(why); flag != nil {
+// advised returns what an error says is wrong, and what to do about it, if the unit may say that.
+func (x *diagnosis) advised(ctx context.Context, unit, why string) (text string, fix []Fix) {
+	if flag := kernelFlag.FindStringSubmatch(why); flag != nil && unit == x.kubelet.service() {
 		name := strings.ReplaceAll(flag[1], "/", ".")
 		return "; the kernel has another " + name, []Fix{write("/etc/sysctl.d/90-kubelet-"+name+".conf", name+" = "+flag[2]), run("sysctl", "-w", name+"="+flag[2])}
 	}
-	if state := oldState.FindStringSubmatch(why); state != nil {
+	if state := oldState.FindStringSubmatch(why); state != nil && unit == x.kubelet.service() {
 		return "; " + state[1] + " is of another policy, or damaged", []Fix{note("drain the node, then:"), optional(run("rm", state[1]))}
 	}
 	if port := portInUse.FindStringSubmatch(why); port != nil {

@@ -75,7 +75,7 @@ var pathInError = regexp.MustCompile(`(?:^|[\s"'‘=(\[]|unix:|::)(/[\w.@%+,~/-]
 // obstacles examines the paths in an error of a unit, and returns what is wrong with one of them,
 // as the rest of a sentence, and how to correct it.
 func (x *diagnosis) obstacles(ctx context.Context, unit, why string) (text string, fix []Fix) {
-	if text, fix = x.advised(ctx, why); text != "" {
+	if text, fix = x.advised(ctx, unit, why); text != "" {
 		return text, fix
 	}
 	for _, m := range pathInError.FindAllStringSubmatch(why, 10) {

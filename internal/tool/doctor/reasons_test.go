@@ -441,5 +441,9 @@ func TestErrorsOfTheKubeletThatSayWhatToDo(t *testing.T) {
 		if _, blamed := x.obstacles(t.Context(), "kubelet.service", journal); !strings.HasSuffix("\n"+lines(blamed)+"\n", fix) {
 			t.Errorf("%s", lines(blamed))
 		}
+		// A driver can log the same.
+		if _, forged := x.obstacles(t.Context(), "csi-nfs.service", journal); strings.Contains(lines(forged), "rm ") || strings.Contains(lines(forged), "sysctl") {
+			t.Errorf("%s", lines(forged))
+		}
 	}
 }
