@@ -193,10 +193,10 @@ func TestRelease(t *testing.T) {
 		}
 	}
 	files := strings.Fields(m.run("ls release"))
-	// 4 debs, rpms and SBOMs, 2 system extensions, the source, RELEASE, SHA256SUMS, 2 files of
-	// keys, a signature.
-	if len(files) != 20 {
-		t.Errorf("the release has %d files, want 20: %q", len(files), files)
+	// 4 debs, rpms and SBOMs, 2 system extensions, the source, NOTES.md, RELEASE, SHA256SUMS, 2
+	// files of keys, a signature.
+	if len(files) != 21 {
+		t.Errorf("the release has %d files, want 21: %q", len(files), files)
 	}
 	out, err := m.try(`cd source; git commit -q --allow-empty -m y; git tag -f "$1"; scripts/verify-release ../release "$2"`, "v"+m.version, fingerprint)
 	if err == nil || !strings.Contains(out, "here, the release says") {
