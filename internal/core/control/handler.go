@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	_ "net/http/pprof" // for Profiles
+	"net/http/pprof"
 	"net/url"
 	"strconv"
 	"sync/atomic"
@@ -59,12 +59,17 @@ func (a api) health() *http.ServeMux {
 	return mux
 }
 
-// Profiles serves /debug/pprof/ for `go tool pprof`. Serve no other path with it: any package can
-// register a handler at the DefaultServeMux, as package pprof does.
+// Profiles serves /debug/pprof/ for `go tool pprof`.
 func Profiles() http.Handler {
+	mux := http.NewServeMux()
+	for name, h := range map[string]http.HandlerFunc{
+		"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace,
+	} {
+		mux.HandleFunc("GET /debug/pprof/"+name, h)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		extendDeadlines(w, maxProfile) // a CPU profile takes ?seconds=
-		http.DefaultServeMux.ServeHTTP(w, r)
+		mux.ServeHTTP(w, r)
 	})
 }
 
