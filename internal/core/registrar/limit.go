@@ -56,10 +56,6 @@ const (
 // publications has the times of the publications within limitWindow, oldest first.
 type publications [retake + 1][]time.Time
 
-func (p *publications) add(kind publicationKind, now time.Time) {
-	p[kind] = append(p[kind], now)
-}
-
 // count returns how many publications there were within the window.
 func (p *publications) count(kind publicationKind, now time.Time) int {
 	p[kind] = slices.DeleteFunc(p[kind], func(at time.Time) bool { return now.Sub(at) >= limitWindow })

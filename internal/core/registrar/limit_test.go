@@ -47,7 +47,7 @@ func TestDampedUntil(t *testing.T) {
 	damped := func(change func(*task)) bool {
 		k := task{pending: action{kind: publish, cause: CauseChanged}, limit: alter, since: now}
 		for range alterFree {
-			k.made.add(alter, now)
+			k.made[alter] = append(k.made[alter], now)
 		}
 		change(&k)
 		return !k.dampedUntil(now).IsZero()

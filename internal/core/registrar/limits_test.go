@@ -28,7 +28,7 @@ func TestPublicationLimits(t *testing.T) {
 	} {
 		var p publications
 		for i := range c.made {
-			p.add(c.kind, last(i+1))
+			p[c.kind] = append(p[c.kind], last(i+1))
 		}
 		if got := p.next(c.kind, cause, free, now); !got.Equal(c.want) {
 			t.Errorf("kind %d, %d made: %s after the first, want %s", c.kind, c.made, got.Sub(start), c.want.Sub(start))
@@ -40,7 +40,7 @@ func TestPublicationLimits(t *testing.T) {
 		}
 	}
 	var p publications
-	p.add(alter, start)
+	p[alter] = append(p[alter], start)
 	if n := p.count(alter, start.Add(time.Hour-1)); n != 1 {
 		t.Errorf("just before an hour: %d", n)
 	}

@@ -178,7 +178,7 @@ func (r *Registrar) finished(err error, now time.Time) {
 	if err == nil {
 		done := t.pending.kind
 		if kind := t.publicationKind(); done == publish && (kind == retake || t.pending.cause != CauseAsked) {
-			t.made.add(kind, now)
+			t.made[kind] = append(t.made[kind], now)
 		}
 		t.taken = t.taken && done != publish
 		t.failures, t.pending, t.counted = 0, action{}, false
