@@ -108,7 +108,9 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	case k.rootDir == "":
 		x.checked("", "kubelet", Skipped, "%s: its root directory is not known: %v", k.process, k.unknown)
 	default:
-		found, fix := "", x.setRootDir(k.rootDir)
+		found := ""
+		key := x.setKey("root-dir", "[kubelet]", "root_dir = "+safetext.Quote(k.rootDir), x.config.Origin("kubelet.root_dir"))
+		fix := append(key, installDropIn(k.rootDir)...)
 		if stuck := x.stuckVolumes(); stuck != "" { // the kubelet was moved
 			set, undo := x.dropIns(ctx, k.unit)
 			found = stuck + set
@@ -147,12 +149,6 @@ func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
 
 func (x *diagnosis) stat(ctx context.Context, file string) (unixsock.File, error) {
 	return look(ctx, x, file, func() (unixsock.File, error) { return unixsock.Stat(file) })
-}
-
-// setRootDir configures the kubelet's root directory.
-func (x *diagnosis) setRootDir(dir string) []Fix {
-	key := x.setKey("root-dir", "[kubelet]", "root_dir = "+safetext.Quote(dir), x.config.Origin("kubelet.root_dir"))
-	return append(key, installDropIn(dir)...)
 }
 
 // directory checks plugins_registry itself.
