@@ -37,10 +37,10 @@ func TestJournaldStopped(t *testing.T) {
 		for i := range 3 {
 			n.Run("systemctl", "restart", "csi-sample@"+n.drivers[i]+".service")
 		}
-		beforeIt := calls.end()
+		beforeIt, slowBefore := calls.end()
 		calls = n.callGetInfo()
 		n.replaced("systemctl", "restart", unit)
-		duringTheRestart := calls.end()
+		duringTheRestart, _ := calls.end()
 		daemon := n.show(unit, "MainPID")
 		calls = n.callGetInfo()
 		for i := range 3 {
@@ -49,13 +49,11 @@ func TestJournaldStopped(t *testing.T) {
 		n.Run("systemctl", "restart", "kubelet.service")
 		n.registered(mark)
 		<-enough
-		for what, slowest := range map[string]time.Duration{"before the restart": beforeIt, "after it": calls.end()} {
-			t.Logf("GetInfo %s: %s at most", what, slowest)
-			if slowest > time.Second {
-				t.Errorf("GetInfo %s took %s", what, slowest)
-			}
+		afterIt, slowAfter := calls.end()
+		t.Logf("GetInfo: %s at most before the restart, %s during it, %s after it", beforeIt, duringTheRestart, afterIt)
+		if slowBefore || slowAfter {
+			t.Error("GetInfo took more than a second twice in a row")
 		}
-		t.Logf("GetInfo during the restart: %s at most", duringTheRestart)
 		n.Run("systemctl", "kill", "--signal=CONT", "systemd-journald.service")
 
 		if now := n.show(unit, "MainPID"); daemon == before || now != daemon || n.show(unit, "NRestarts") != "0" {
@@ -88,6 +86,7 @@ type getInfos struct {
 	done    sync.WaitGroup
 	mu      sync.Mutex
 	slowest time.Duration
+	slow    bool // two in a row for one driver took more than a second, the kubelet's limit
 }
 
 // callGetInfo starts to call GetInfo every 250 ms, for each driver.
@@ -98,7 +97,7 @@ func (n *node) callGetInfo() *getInfos {
 	for _, name := range n.drivers {
 		path := n.Path(regSocket(name))
 		c.done.Go(func() {
-			for {
+			for last := time.Duration(0); ; {
 				began := time.Now()
 				call, cancel := context.WithTimeout(context.WithoutCancel(ctx), soon)
 				info, _, err := pluginreg.GetInfo(call, path)
@@ -109,7 +108,9 @@ func (n *node) callGetInfo() *getInfos {
 				}
 				c.mu.Lock()
 				c.slowest = max(c.slowest, took)
+				c.slow = c.slow || min(took, last) > time.Second // a busy machine is slow once
 				c.mu.Unlock()
+				last = took
 				select {
 				case <-time.After(250 * time.Millisecond):
 				case <-ctx.Done():
@@ -121,9 +122,9 @@ func (n *node) callGetInfo() *getInfos {
 	return c
 }
 
-// end ends the calls, and returns how long the slowest took.
-func (c *getInfos) end() time.Duration {
+// end ends the calls, and returns how long the slowest took, and whether two in a row were slow.
+func (c *getInfos) end() (slowest time.Duration, slow bool) {
 	c.stop()
 	c.done.Wait()
-	return c.slowest
+	return c.slowest, c.slow
 }

@@ -16,22 +16,18 @@ func TestUnitsAreRight(t *testing.T) {
 	onEach(t, func(t *testing.T, suite string) {
 		m := nspawn.New(t, suite)
 		install(t, m)
-		verify := []string{"systemd-analyze", "verify", "--man=no", "csi-registrar-wait@some-driver.csi.service"}
+		units := []string{"csi-registrar-wait@some-driver.csi.service"}
 		files, err := os.ReadDir(filepath.Join(built.Root(t), "systemd"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, f := range files {
 			if name := f.Name(); strings.HasSuffix(name, ".service") || strings.HasSuffix(name, ".socket") {
-				verify = append(verify, name)
+				units = append(units, name)
 			}
 		}
 		m.Boot()
-		for line := range strings.Lines(m.Run(verify...)) {
-			if suite != "bullseye" || !strings.Contains(line, "Unknown key name 'PrivateIPC' in section") {
-				t.Errorf("systemd-analyze verify says: %s", line)
-			}
-		}
+		verify(t, m, units...)
 		if out := m.Run("systemd-tmpfiles", "--create", "csi-registrar.conf"); out != "" {
 			t.Errorf("systemd-tmpfiles says: %s", out)
 		}
@@ -70,6 +66,16 @@ func exposure(t *testing.T, m *nspawn.Machine, unit string) float64 {
 	}
 	t.Logf("%s: exposure %.1f", unit, v)
 	return v
+}
+
+// verify checks units with the systemd of the machine.
+func verify(t *testing.T, m *nspawn.Machine, units ...string) {
+	t.Helper()
+	for line := range strings.Lines(m.Run(append([]string{"systemd-analyze", "verify", "--man=no"}, units...)...)) {
+		if m.Suite != "bullseye" || !strings.Contains(line, "Unknown key name 'PrivateIPC' in section") {
+			t.Errorf("systemd-analyze verify says: %s", line)
+		}
+	}
 }
 
 // TestStatelessMachine boots with a read-only /usr, with /etc and /var empty at each boot, and a
