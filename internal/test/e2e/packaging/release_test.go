@@ -96,6 +96,13 @@ program() {
 }
 version=$(sed -n s/^version=//p RELEASE) commit=$(sed -n s/^commit=//p RELEASE)
 signer() { echo "csi-registrar namespaces=\"file\" $(cut -d ' ' -f 1,2 "../$1.pub")"; }
+ours=$(signer ssh) theirs=$(cut -d ' ' -f 1,2 ../other.pub)
+# hide CONTENTS: of allowed_signers, without a newline at the end; the release is signed with the other key.
+hide() {
+	printf %b "$1" >../signers
+	mv ../signers allowed_signers
+	resign other
+}
 `
 
 // change is a change of a release, a shell script in its directory, and the resulting error of
@@ -122,6 +129,8 @@ var changesOfAll = map[string]change{
 	"an extra directory":         {"mkdir extra", "not a file of a release"},
 	"an extra link":              {"ln -s RELEASE extra", "not a file of a release"},
 	"a link for a file":          {"mv RELEASE ../moved; ln -s ../moved RELEASE", "not a file of a release"},
+	"a pipe for a file":          {"rm RELEASE; mkfifo RELEASE", "not a file of a release"},
+	"a name for the terminal":    {`mv RELEASE "$(printf 'x\033[2K\ry')"`, "./x?[2K?y"},
 	"a name with a newline":      {"mv RELEASE \"$(printf 'RELEASE\\nx')\"", "not a file of a release"},
 	"a line edited":              {"sed -i 1s/^./x/ SHA256SUMS", "signature of SHA256SUMS"},
 	"a line and file removed":    {"rm RELEASE; sed -i /RELEASE/d SHA256SUMS", "signature of SHA256SUMS"},
@@ -131,10 +140,18 @@ var changesOfAll = map[string]change{
 	"signed by another key":      {"resign other", "signature of SHA256SUMS"},
 	"signed by another key, which takes the place of the first": {"rm allowed_signers; signer other >allowed_signers; resign other", "signed by SHA256:"},
 	"signed by another key, which is added":                     {"own allowed_signers; signer other >>allowed_signers; resign other", "must have one key"},
+	// ssh-keygen -Y verify accepts these lines; ssh-keygen -l leaves them out, and wc does not
+	// count them.
+	"a key behind a tab":      {`hide "$ours\ncsi-registrar\tnamespaces=\"file\" $theirs"`, "must have one key"},
+	"a key behind two spaces": {`hide "$ours\ncsi-registrar  namespaces=\"file\" $theirs"`, "must have one key"},
+	"a tab before a key":      {`hide "$ours\ncsi-registrar namespaces=\"file\"\t$theirs"`, "must have one key"},
+	"a key for everybody":     {`hide "$ours\n* $theirs"`, "must have one key"},
+	"a key before ours":       {`hide "csi-registrar\tnamespaces=\"file\" $theirs\n$ours"`, "must have one key"},
 	"the signature of another release": {`cp SHA256SUMS ../theirs; echo >>../theirs; ssh-keygen -q -Y sign -n file -f ../ssh ../theirs
 		rm SHA256SUMS.sig; mv ../theirs.sig SHA256SUMS.sig`, "signature of SHA256SUMS"},
 	"signed for another purpose": {"sign_for other", "signature of SHA256SUMS"},
-	"no key":                     {"rm allowed_signers; echo key >allowed_signers", "there is no key in allowed_signers"},
+	"no key":                     {"rm allowed_signers; echo key >allowed_signers", "must have one key"},
+	"a broken key":               {`rm allowed_signers; echo 'csi-registrar namespaces="file" ssh-ed25519 AAAA' >allowed_signers`, "there is no key in allowed_signers"},
 
 	"a line removed":           {"own SHA256SUMS; sed -i /RELEASE/d SHA256SUMS; sign_for file", "lists other files"},
 	"a line twice":             {"own SHA256SUMS; sed -n 1p SHA256SUMS >>SHA256SUMS; sign_for file", "lists other files"},
