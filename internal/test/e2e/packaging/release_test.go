@@ -124,13 +124,18 @@ var eachFile = map[string]change{
 // changesOfAll has the others: in SHA256SUMS, in the other files, and in incorrect contents that
 // the owner of the key has signed.
 var changesOfAll = map[string]change{
-	"an extra file":              {": >extra", "lists other files"},
-	"an extra hidden file":       {": >.extra", "not a file of a release"},
-	"an extra directory":         {"mkdir extra", "not a file of a release"},
-	"an extra link":              {"ln -s RELEASE extra", "not a file of a release"},
-	"a link for a file":          {"mv RELEASE ../moved; ln -s ../moved RELEASE", "not a file of a release"},
-	"a pipe for a file":          {"rm RELEASE; mkfifo RELEASE", "not a file of a release"},
-	"a name for the terminal":    {`mv RELEASE "$(printf 'x\033[2K\ry')"`, "./x?[2K?y"},
+	"an extra file":            {": >extra", "lists other files"},
+	"an extra hidden file":     {": >.extra", "not a file of a release"},
+	"an extra directory":       {"mkdir extra", "not a file of a release"},
+	"an extra link":            {"ln -s RELEASE extra", "not a file of a release"},
+	"a link for a file":        {"mv RELEASE ../moved; ln -s ../moved RELEASE", "not a file of a release"},
+	"a pipe for a file":        {"rm RELEASE; mkfifo RELEASE", "not a file of a release"},
+	"a name that echo expands": {`mv RELEASE 'x\ny'`, "x?ny"},
+	"a file that is too large": {"rm RELEASE; truncate -s 10T RELEASE", "not a file of a release"},
+	// What is verified is a copy.
+	"files that are removed meanwhile": {`mkdir ../bin; printf '#!/bin/sh\nrm -f "%s"/*.deb\nexec "%s" "$@"\n' "$PWD" "$(command -v rpmkeys)" >../bin/rpmkeys
+		chmod +x ../bin/rpmkeys`, "intact"},
+	"a name for the terminal":    {`mv RELEASE "$(printf 'x\033[2K\ry')"`, "x?[2K?y"},
 	"a name with a newline":      {"mv RELEASE \"$(printf 'RELEASE\\nx')\"", "not a file of a release"},
 	"a line edited":              {"sed -i 1s/^./x/ SHA256SUMS", "signature of SHA256SUMS"},
 	"a line and file removed":    {"rm RELEASE; sed -i /RELEASE/d SHA256SUMS", "signature of SHA256SUMS"},
@@ -281,7 +286,7 @@ func (m *maker) refuses(t *testing.T, c change, fingerprint string) {
 	own.run(`for f in ssh ssh.pub other other.pub source; do ln -s "$1/$f" .; done; cp -al "$1/release" release
 		cp source/scripts/verify-release .`, m.dir)
 	own.run("cd release\n" + functions + c.script)
-	out, err := own.try("./verify-release release " + fingerprint)
+	out, err := own.try(`PATH="$PWD/bin:$PATH" ./verify-release release ` + fingerprint)
 	intact := strings.Contains(out, "intact")
 	if intact != (err == nil) || intact != (c.says == "intact") || !strings.Contains(out, c.says) {
 		t.Errorf("%v, want %q in\n%s", err, c.says, out)
