@@ -400,7 +400,7 @@ func (w *world) checkEnd(p *process) {
 		for _, root := range rootDirs {
 			name := socketIn(root, d.name)
 			n := w.files.nodes[name]
-			if n != nil && n.sock != nil && n.sock.by == p && n.sock.refs == 0 && !w.failed[name] && !p.troubled && w.files.latency <= slowDisk {
+			if n != nil && n.sock != nil && n.sock.by == p && n.sock.refs == 0 && !w.failed[name] && !w.lost[name] && !p.troubled && w.files.latency <= slowDisk {
 				w.violated("an orderly end leaves no socket that nobody listens to", "%s", name)
 			}
 		}
