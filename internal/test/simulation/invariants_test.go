@@ -474,8 +474,9 @@ func (w *world) checkSocket(p *process, d *csiDriver, s *status.Driver, calm boo
 		(n.sock.movedAt.Before(h.requestedAt) || n.sock.toldAt.Sub(n.sock.movedAt) < 700*time.Millisecond)
 	w.wrong(serves && ours && asked && n.sock.madeAt.Before(h.requestedAt) && !answered, d.name, patience,
 		"what was asked for is done", "reregister had no effect: %s", &s.Reason)
-	// 10 s are the grace period, and then the next look at the volumes
-	unwanted := !w.wanted(d) && time.Since(h.unmountAt) > 20*time.Second
+	// 10 s are the grace period, which begins again with each process, and then the next look
+	// at the volumes.
+	unwanted := !w.wanted(d) && time.Since(h.unmountAt) > 20*time.Second && time.Since(p.started) > config.GracePeriod
 	for i, root := range rootDirs {
 		there := w.files.nodes[socketIn(root, d.name)]
 		gone := there == nil || there.maker != "daemon" || w.lost[socketIn(root, d.name)]
