@@ -127,12 +127,17 @@ func TestSocketIsYoungWhenItAppears(t *testing.T) {
 	must(t, os.Chtimes(socket, old, old))
 	c := client(t, config.Connection{Name: name, Socket: socket}, nil)
 	dialsAgain := func() bool {
-		if r := ask(t, c); r.Driver != status.Absent {
-			t.Errorf("%+v", r)
+		for range 2 {
+			if r := ask(t, c); r.Driver != status.Absent {
+				t.Errorf("%+v", r)
+			}
+			// As if that had been a second ago. The next timer takes as long, and not a
+			// millisecond, which can be over here.
+			c.seenSince = c.seenSince.Add(-againMost)
 		}
 		return c.again.Stop()
 	}
-	if c.again.Stop(); !dialsAgain() {
+	if !dialsAgain() {
 		t.Error("not dialed again, though it was just seen")
 	}
 	c.seenSince = c.seenSince.Add(-2 * young)
