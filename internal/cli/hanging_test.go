@@ -24,7 +24,7 @@ func TestNoCommandHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	const (
-		soon = 15 * time.Second // on a busy machine; some wait 3 s for each of several directories
+		soon = 30 * time.Second // if emulated; some wait 3 s for each of several directories
 		long = time.Minute
 	)
 	commands := []struct {
