@@ -12,12 +12,14 @@ import (
 	"csi-registrar/internal/test/e2e/system/nspawn"
 )
 
-// copySource puts this tree into a repository of its own, in dir/source, in one commit.
+// copySource puts this tree into a repository of its own, in dir/source, in one commit. It is the
+// newest version in CHANGELOG.md, without what is unreleased.
 func copySource(t *testing.T, dir string) {
 	t.Helper()
 	// Without bin, where other suites may build at the same time.
 	cmd := exec.Command("sh", "-euc", `mkdir source; cd source
 		tar -C "$0" --anchored --exclude=./bin --exclude=./dist --exclude=./release --exclude=./repository --exclude=./.git -cf - . | tar -xf -
+		sed -i '/^## .Unreleased/,/^## .[0-9]/{/^## .[0-9]/!d}' CHANGELOG.md
 		git init -q; git config user.name x; git config user.email x@example.com; git add -A; git commit -q -m x`, built.Root(t))
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -1,0 +1,107 @@
+package repotest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// tree copies the named files of the repository to a directory.
+func tree(t *testing.T, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, file := range files {
+		b, err := os.ReadFile(filepath.Join(top, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, file), string(b))
+	}
+	return dir
+}
+
+// write writes a file that can be executed.
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sh runs a shell script in dir and returns what it prints.
+func sh(t *testing.T, dir, script string, env ...string) (string, error) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
+	cmd.Dir = dir
+	// Not the settings of the test's caller, and no repository around dir.
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(s string) bool {
+		return strings.HasPrefix(s, "VERSION=") || strings.HasPrefix(s, "SOURCE_DATE_EPOCH=") || strings.HasPrefix(s, "GIT_")
+	}), env...)
+	out, err := cmd.CombinedOutput()
+	return strings.TrimSpace(string(out)), err
+}
+
+// TestVersion checks the versions of a release and of the commits after it.
+func TestVersion(t *testing.T) {
+	const released = "# Changelog\n\n## [0.3.0] - 2026-01-02\n\n- x\n\n## [0.2.0] - 2025-01-02\n"
+	for changelog, want := range map[string]string{
+		released: "0.3.0",
+		strings.Replace(released, "## ", "## [Unreleased]\n\n- y\n\n## ", 1): "0.3.0+20260203040506",
+	} {
+		dir := tree(t, "scripts/version", "scripts/source-date")
+		write(t, filepath.Join(dir, "CHANGELOG.md"), changelog)
+		for _, where := range []string{"a tarball", "a clone"} {
+			script := "TZ=UTC touch -d '2026-02-03 04:05:06' CHANGELOG.md; TZ=Asia/Tokyo scripts/version"
+			if where == "a clone" {
+				script = "git init -q; git -c user.name=x -c user.email=x@example.com commit -q --allow-empty -m x; " + script
+			}
+			got, err := sh(t, dir, script, "GIT_COMMITTER_DATE=2026-02-03T04:05:06Z")
+			if err != nil || got != want {
+				t.Errorf("%s: %s, %v, want %s", where, got, err, want)
+			}
+		}
+	}
+}
+
+// TestVersionIsNamed checks that the files that name the version name that of CHANGELOG.md.
+func TestVersionIsNamed(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(top, "CHANGELOG.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest := regexp.MustCompile(`(?m)^## \[(\d.*)\]`).FindStringSubmatch(string(b))
+	if newest == nil {
+		t.Fatal("CHANGELOG.md has no version")
+	}
+	for file, patterns := range map[string][]string{
+		"README.md":                                     {`(?m)^(\S+) is the .*version`},
+		"packaging/release-notes.md":                    {`^# csi-registrar (.*)`, `csi-registrar[_-](\d[\d.]*\d)`, ` v(\d\S*)`},
+		"packaging/debian/changelog":                    {`^csi-registrar \((.*)-1\)`},
+		"packaging/rpm/csi-registrar.spec":              {`(?m)^Version: (.*)`},
+		"packaging/examples/cluster/Containerfile":      {`csi-registrar:(\S+)`},
+		"packaging/examples/cluster/kustomization.yaml": {`newTag: (.*)`},
+	} {
+		b, err := os.ReadFile(filepath.Join(top, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, pattern := range patterns {
+			found := regexp.MustCompile(pattern).FindAllStringSubmatch(string(b), -1)
+			if found == nil {
+				t.Errorf("%s does not have %s", file, pattern)
+			}
+			for _, match := range found {
+				if match[1] != newest[1] {
+					t.Errorf("%s: %q names another version than %s, the newest of CHANGELOG.md", file, match[0], newest[1])
+				}
+			}
+		}
+	}
+}
