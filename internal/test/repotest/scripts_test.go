@@ -105,3 +105,32 @@ func TestVersionIsNamed(t *testing.T) {
 		}
 	}
 }
+
+// TestPackages replaces Go and its programs by ones that do nothing.
+func TestPackages(t *testing.T) {
+	bin := t.TempDir()
+	// The programs that this one builds fail if their first argument is $FAILS.
+	write(t, filepath.Join(bin, "go"), `#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+printf '#!/bin/sh\n[ "$1" != "$FAILS" ] || exit 1\necho text\n' >"$2"
+chmod +x "$2"
+`)
+	env := []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "DIST=" + t.TempDir(), "ARCHS=amd64", "FORMATS=deb", "COMMIT=", "VERSION=0.3.0", "SOURCE_DATE_EPOCH=1"}
+	if out, err := sh(t, top, "scripts/packages csi-registrar", env...); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, fails := range []string{"spdx", "licenses", "package"} {
+		if out, err := sh(t, top, "scripts/packages csi-registrar", append(env, "FAILS="+fails)...); err == nil {
+			t.Errorf("a package although %s failed: %s", fails, out)
+		}
+	}
+
+	// The commands of the README name what is in dist by a pattern.
+	script := `cd "$DIST"; rm -f *; touch csi-registrar_0.2.0_amd64.deb csi-registrar-0.2.0-1.x86_64.rpm csi-registrar_0.2.0_amd64.spdx.json
+		touch csi-registrar_0.3.0_arm64.deb csi-registrar-archive-keyring_0.2.0_all.deb csi-sample-driver_0.2.0_amd64.deb
+		cd "$OLDPWD"; scripts/packages csi-registrar >/dev/null; ls "$DIST"`
+	want := "SHA256SUMS\ncsi-registrar-archive-keyring_0.2.0_all.deb\ncsi-registrar_0.3.0_amd64.spdx.json\ncsi-registrar_0.3.0_arm64.deb\ncsi-sample-driver_0.2.0_amd64.deb"
+	if out, err := sh(t, top, script, env...); err != nil || out != want {
+		t.Errorf("%v: in dist are\n%s\nwant\n%s", err, out, want)
+	}
+}

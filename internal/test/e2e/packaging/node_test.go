@@ -70,7 +70,11 @@ var packages = sync.OnceValues(func() (string, error) {
 		return dist, err
 	}
 	for version, source := range sources {
-		if err := run(source, "scripts/packages", []string{"DIST=" + dist, "VERSION=" + version, "ARCHS=" + runtime.GOARCH}); err != nil {
+		one := filepath.Join(dist, "one") // scripts/packages removes other versions
+		if err := run(source, "scripts/packages", []string{"DIST=" + one, "VERSION=" + version, "ARCHS=" + runtime.GOARCH}); err != nil {
+			return dist, err
+		}
+		if err := run(one, "sh", nil, "-c", "mv *.deb *.rpm .."); err != nil {
 			return dist, err
 		}
 	}
