@@ -134,3 +134,29 @@ chmod +x "$2"
 		t.Errorf("%v: in dist are\n%s\nwant\n%s", err, out, want)
 	}
 }
+
+// TestCopyright checks that the copyright file of the source package has each module that is in
+// the tarball.
+func TestCopyright(t *testing.T) {
+	b, err := os.ReadFile(filepath.Join(top, "packaging/debian/copyright"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, match := range regexp.MustCompile(`vendor/(\S+)/\*`).FindAllStringSubmatch(string(b), -1) {
+		got = append(got, match[1])
+	}
+	mod, err := os.ReadFile(filepath.Join(top, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, match := range regexp.MustCompile(`(?m)^\t(\S+) v`).FindAllStringSubmatch(string(mod), -1) {
+		want = append(want, match[1])
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if len(want) == 0 || !slices.Equal(got, want) {
+		t.Errorf("the copyright file has\n%q\nwant those of go.mod,\n%q", got, want)
+	}
+}

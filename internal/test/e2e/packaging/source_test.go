@@ -67,7 +67,7 @@ for script in conffiles preinst postinst prerm postrm; do
 done
 rm -r deb/DEBIAN
 rpm --query --package --queryformat '[rpm file %{FILEMODES:perms} %{FILEUSERNAME} %{FILEGROUPNAME} %{FILENAMES} %{FILELINKTOS} %{FILEFLAGS:fflags}\n]' "$rpm"
-rpm --query --package --queryformat 'rpm %{NAME} %{VERSION} %{ARCH} %{URL} %{SUMMARY}\n' "$rpm"
+rpm --query --package --queryformat 'rpm %{NAME} %{VERSION} %{ARCH} %{URL} %{LICENSE} %{SUMMARY}\n' "$rpm"
 rpm --query --package --requires "$rpm" | grep -v -e '^rpmlib(' -e '^config(' -e '^/bin/sh$' | sed 's/^/rpm requires /'
 rpm --query --package --scripts "$rpm" | sed 's/^/rpm script: /'
 mkdir rpm
