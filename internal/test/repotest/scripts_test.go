@@ -106,6 +106,24 @@ func TestVersionIsNamed(t *testing.T) {
 	}
 }
 
+// TestCommit checks that a program is not built without its commit, or with another date, because
+// git fails.
+func TestCommit(t *testing.T) {
+	dir := tree(t, "scripts/commit", "scripts/source-date")
+	for _, script := range []string{"scripts/commit", "scripts/source-date"} {
+		if out, err := sh(t, dir, "mkdir -p .git; "+script); err == nil {
+			t.Errorf("%s in a repository that git cannot read: %q", script, out)
+		}
+	}
+	// A repository around the tree is not its own.
+	inner := filepath.Join(dir, "inner")
+	script := `rmdir .git; git init -q; git -c user.name=x -c user.email=x@example.com commit -q --allow-empty -m x
+		mkdir inner; mv scripts inner/; cd inner; touch -d @12345 CHANGELOG.md; echo "$(scripts/commit) $(scripts/source-date)"`
+	if out, err := sh(t, dir, script); err != nil || out != "12345" {
+		t.Errorf("in %s: %q, %v", inner, out, err)
+	}
+}
+
 // TestPackages replaces Go and its programs by ones that do nothing.
 func TestPackages(t *testing.T) {
 	bin := t.TempDir()
