@@ -207,7 +207,9 @@ func TestRelease(t *testing.T) {
 		t.Errorf("the release of a tag that is another version: %v\n%s", err, out)
 	}
 	// Suite check compiles for 32-bit ARM, too.
-	out := m.run(`ARCHS=amd64,armhf source/scripts/release "$1" "$PWD/release"`, "v"+m.version)
+	out := m.run(`mkdir release.new; echo x >release.new/x # of a run that was interrupted
+		export GOAMD64=v3 STAGE_ETC=no # for builds of one's own
+		ARCHS=amd64,armhf source/scripts/release "$1" "$PWD/release"`, "v"+m.version)
 	fingerprint := strings.TrimSpace(m.run("ssh-keygen -l -f ssh.pub | cut -d ' ' -f 2"))
 	for _, want := range []string{"intact: csi-registrar " + m.version + ", commit ", "signed by " + fingerprint} {
 		if !strings.Contains(out, want) {
@@ -219,6 +221,12 @@ func TestRelease(t *testing.T) {
 	// files of keys, a signature.
 	if len(files) != 21 {
 		t.Errorf("the release has %d files, want 21: %q", len(files), files)
+	}
+	settings := m.run("dpkg-deb --fsys-tarfile release/csi-registrar_*_amd64.deb | tar -xO ./usr/bin/csi-registrar >program; go version -m program; dpkg-deb -c release/csi-registrar_*_amd64.deb")
+	for _, want := range []string{"GOAMD64=v1", "/etc/csi-registrar/config.toml"} {
+		if !strings.Contains(settings, want) {
+			t.Errorf("%s is missing in the deb:\n%s", want, settings)
+		}
 	}
 	out, err := m.try(`cd source; git commit -q --allow-empty -m y; git tag -f "$1"; scripts/verify-release ../release "$2"`, "v"+m.version, fingerprint)
 	if err == nil || !strings.Contains(out, "here, the release says") {
