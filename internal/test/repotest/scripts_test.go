@@ -153,6 +153,17 @@ chmod +x "$2"
 	}
 }
 
+// TestRepositoryAgain checks that a repository of which only the previous state is there is not
+// begun anew.
+func TestRepositoryAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "repository")
+	write(t, filepath.Join(dir+".old", "deb"), "x")
+	out, err := sh(t, top, `scripts/repository "$DIR"`, "DIR="+dir, "KEY=x", "BASE_URL=https://example.com")
+	if err == nil || !strings.Contains(out, "mv "+dir+".old "+dir) {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // TestCopyright checks that the copyright file of the source package has each module that is in
 // the tarball.
 func TestCopyright(t *testing.T) {
