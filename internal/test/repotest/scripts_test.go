@@ -164,6 +164,16 @@ func TestRepositoryAgain(t *testing.T) {
 	}
 }
 
+// TestStageAgain checks that `make install` keeps the administrator's configuration.
+func TestStageAgain(t *testing.T) {
+	dir := t.TempDir()
+	script := `scripts/stage "$DIR" scripts/stage; echo x=1 >"$DIR/etc/csi-registrar/config.toml"
+		scripts/stage "$DIR" scripts/stage; cat "$DIR/etc/csi-registrar/config.toml"`
+	if out, err := sh(t, top, script, "DIR="+dir); err != nil || out != "x=1" {
+		t.Errorf("%v: the configuration is %q", err, out)
+	}
+}
+
 // TestCopyright checks that the copyright file of the source package has each module that is in
 // the tarball.
 func TestCopyright(t *testing.T) {
