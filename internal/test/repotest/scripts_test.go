@@ -174,6 +174,13 @@ func TestStageAgain(t *testing.T) {
 	}
 }
 
+// TestPreinst checks that the deb can be installed into the root of an image without /run.
+func TestPreinst(t *testing.T) {
+	if out, err := sh(t, top, "sh packaging/debian/preinst install", "DPKG_ROOT="+t.TempDir()); err != nil || out != "" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // TestCopyright checks that the copyright file of the source package has each module that is in
 // the tarball.
 func TestCopyright(t *testing.T) {
