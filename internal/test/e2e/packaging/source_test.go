@@ -44,6 +44,9 @@ cp -r packaging/debian debian
 [ "$(dpkg-parsechangelog --show-field Version)" = "$VERSION-1" ]
 dpkg-buildpackage -us -uc
 cd /build
+# For another architecture.
+make -n -C deb/csi-registrar-[0-9]*/ -f debian/rules build-arch DEB_HOST_ARCH=armhf | grep -F 'scripts/build arm '
+rpmspec --parse --target aarch64 csi-registrar.spec | grep -F 'goarch=$(echo aarch64'
 rpmbuild -ba --nodeps --define '_topdir /build/rpm' --define '_sourcedir /build' csi-registrar.spec
 lintian --allow-root --no-cfg --profile debian --fail-on error,warning deb/*.changes
 rpmlint --strict --config rpmlint.toml csi-registrar.spec rpm/RPMS/*/*.rpm rpm/SRPMS/*.rpm
