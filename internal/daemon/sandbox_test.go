@@ -1,13 +1,19 @@
 package daemon
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"csi-registrar/internal/node/config"
+	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/fswatch"
+	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
+	"csi-registrar/internal/sys/worker"
+	"csi-registrar/internal/test/fake"
 )
 
 // A process ends only for what another one would see differently.
@@ -208,16 +214,69 @@ func TestEndsForASandboxAreLimited(t *testing.T) {
 	}
 }
 
-// A configuration that an earlier process wrote relaxes no owner.
+// A configuration that an earlier process wrote relaxes no owner. A lost owner stays unknown to the
+// processes after the next one, too.
 func TestServedTrustsOnlyRoot(t *testing.T) {
 	c := config.Default()
-	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b")}
+	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/a"), config.DefaultDriver("b.example", "/b"), config.DefaultDriver("c.example", "/c")}
 	c.Drivers[0].SocketOwner = "any"
-	s := served(&config.InForce{Config: c}, []string{"a.example"})
-	if len(s.Drivers) != 1 || s.Drivers[0].SocketOwner != config.DefaultDriver("a.example", "/a").SocketOwner {
-		t.Errorf("%+v", s.Drivers)
+	s := &config.InForce{Config: c}
+	for range 2 {
+		s = served(s, []string{"a.example", "c.example"})
+		if len(s.Drivers) != 2 || s.Drivers[0].SocketOwner != config.DefaultDriver("a.example", "/a").SocketOwner ||
+			!s.Drivers[0].OwnerUnknown || s.Drivers[1].OwnerUnknown {
+			t.Errorf("%+v", s.Drivers)
+		}
 	}
-	if c.Drivers[0].SocketOwner != "any" {
+	if c.Drivers[0].SocketOwner != "any" || c.Drivers[0].OwnerUnknown {
 		t.Error("the last good configuration was changed")
+	}
+}
+
+// After a restart a driver whose table disappeared with its socket_owner is not asked, and is no
+// mismatch, which would withdraw it. Another name at its socket still is one, and so is an
+// untrusted socket of a driver whose socket_owner was the default.
+func TestLostSocketOwnerIsNoMismatch(t *testing.T) {
+	for name, c := range map[string]struct {
+		mode  os.FileMode // of the socket's directory
+		owner trust.SocketOwner
+		name  string // that the driver reports
+		want  status.DriverState
+	}{
+		"untrusted":                {0o777, trust.Anybody, "a.example", status.Starting},
+		"trusted":                  {0o700, trust.Anybody, "a.example", status.Ready},
+		"another driver":           {0o700, trust.Anybody, "b.example", status.Mismatch},
+		"untrusted, default owner": {0o777, config.DefaultDriver("", "").SocketOwner, "a.example", status.Mismatch},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := fake.NewDriver(filepath.Join(fake.ShortDir(t), "s"), fake.Healthy(c.name))
+			if _, err := d.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(filepath.Dir(d.Socket), c.mode); err != nil {
+				t.Fatal(err)
+			}
+			table := config.DefaultDriver("a.example", d.Socket)
+			table.SocketOwner = c.owner
+			good := config.Default()
+			good.Drivers = []config.Driver{table}
+			before := served(&config.InForce{Config: good}, []string{"a.example"})
+			grace := config.Grace{Period: time.Minute}
+			kept := grace.Keep(before, &config.Result{Config: config.Default()}, time.Now(), false, nil)
+			log, pool := slog.New(slog.DiscardHandler), worker.NewPool()
+			p := &parts{daemon: &daemon{log: log, pool: pool, watcher: fswatch.New(log, pool)}}
+			o := p.Driver(kept.Config.Drivers[0])
+			o.Follow(true, true, 0)
+			for o.Look().AskedAt.IsZero() {
+				<-o.Hints()
+			}
+			if v := o.Look(); v.Driver != c.want {
+				t.Errorf("%s, want %s: %s", v.Driver, c.want, v.Reason)
+			}
+			o.Close()
+			if err := d.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }

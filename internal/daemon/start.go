@@ -99,9 +99,11 @@ func served(good *config.InForce, stored []string) *config.InForce {
 		return !slices.Contains(stored, d.Name)
 	})
 	// The files no longer have socket_owner, and a value that an earlier process wrote must not
-	// relax the check.
-	for i, d := range c.Drivers {
-		c.Drivers[i].SocketOwner = config.DefaultDriver(d.Name, d.Socket).SocketOwner
+	// relax the check. The check must not end the registration either, which the owner may serve.
+	for i := range c.Drivers {
+		d := &c.Drivers[i]
+		owner := config.DefaultDriver(d.Name, d.Socket).SocketOwner
+		d.SocketOwner, d.OwnerUnknown = owner, d.OwnerUnknown || d.SocketOwner != owner
 	}
 	return &config.InForce{Config: &c, Files: good.Files, RootDirFile: good.RootDirFile}
 }

@@ -82,6 +82,9 @@ func (c *Client) lookAt(ctx context.Context, at target, connect bool) lookResult
 	if err != nil {
 		l.finding = finding{status.Starting, err.Error()}
 	}
+	if c.cfg.OwnerUnknown && l.state == status.Mismatch {
+		l.state = status.Starting // a mismatch would withdraw the registration
+	}
 	if ctx.Err() != nil {
 		l.discard()
 		l = lookResult{finding: interrupted}

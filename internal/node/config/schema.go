@@ -36,6 +36,10 @@ type Connection struct {
 	Endpoint    string            // the socket as the kubelet sees it; as Socket, never empty
 	Timeout     time.Duration     // of GetPluginInfo and Probe; above 0
 	SocketOwner trust.SocketOwner // who besides root may serve Socket
+
+	// OwnerUnknown: the SocketOwner was lost with the table, so that whom it does not trust is no
+	// mismatch. It is not a key of the table.
+	OwnerUnknown bool
 }
 
 // Driver is one table [driver."NAME"].
