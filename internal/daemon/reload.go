@@ -77,8 +77,16 @@ func (r *configReloader) read(ctx context.Context) *config.Result {
 	return res
 }
 
-// keep returns the configuration in the files, with the settings that just disappeared from them.
+// keep returns the configuration in the files, with the settings that just disappeared from them;
+// if they have errors, inForce. A renamed driver with volumes in use is one, until they are
+// unmounted.
 func (r *configReloader) keep(res *config.Result, inForce *config.InForce, atOnce bool, volumes *volumeCount) *config.InForce {
+	if res.RejectRenamed(inForce, volumes.mustStay) {
+		r.next = rate.Earliest(r.next, time.Now().Add(r.grace.Period))
+	}
+	if len(res.Errors) > 0 {
+		return inForce
+	}
 	kept := r.grace.Keep(inForce, res, time.Now(), atOnce, volumes.mustStay)
 	r.next = rate.Earliest(r.next, kept.Next)
 	after := time.Until(kept.Next).Round(time.Second)
@@ -172,11 +180,8 @@ func (r *configReloader) readAndApply(ctx context.Context, atOnce, force bool) (
 	}
 	r.links = res.Links
 	volumes := r.newVolumeCount(ctx, r.inForce.Kubelet.RootDir, force)
-	var c *config.InForce
-	if len(res.Errors) == 0 {
-		c = r.keep(res, r.inForce, atOnce, volumes)
-		r.checkRootDir(ctx, res, c, r.inForce, volumes)
-	}
+	c := r.keep(res, r.inForce, atOnce, volumes)
+	r.checkRootDir(ctx, res, c, r.inForce, volumes)
 	r.report(res, r.inForce)
 	if len(res.Errors) > 0 {
 		if c := res.Over(r.inForce); r.partial && !r.inForce.Equal(c) {

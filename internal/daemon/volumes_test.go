@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/status"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
@@ -107,6 +109,47 @@ func TestWithdrawalWaitsForVolumes(t *testing.T) {
 		if want, warned := name == "disabled.example", n.warned(name); warned != want {
 			t.Errorf("a warning about %s: %t, want %t\n%s", name, warned, want, n.log.String())
 		}
+	}
+}
+
+// A driver whose table was renamed stays registered while its volumes are in use: the new table is
+// an error, and takes effect when they are unmounted, or by force.
+func TestRenameWaitsForVolumes(t *testing.T) {
+	t.Parallel()
+	for name, force := range map[string]bool{"unmounted": false, "by force": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.period = time.Second
+			n.write("conf.d/50-a.toml", n.table("a.example"))
+			n.serve("a.example")
+			c, _ := n.run()
+			n.await(c, "a.example to be published", published("a.example"))
+			unpublish := n.publish("a.example")
+			renamed := strings.Replace(n.table("a.example"), "a.example", "b.example", 1)
+			n.write("conf.d/50-a.toml", renamed)
+			stays := func(s status.Document) bool {
+				d, _ := s.Driver("b.example")
+				return published("a.example")(s) && d.State == status.Invalid
+			}
+			n.await(c, "the error", stays)
+			_, err := c.Reload(t.Context(), false)
+			if failed, ok := errors.AsType[*control.Error](err); !ok || failed.Text != n.path("conf.d/50-a.toml")+`:2: driver."b.example".socket: replaces that of a.example, which stays registered: `+
+				`1 volume in use, no table: it is withdrawn when they are unmounted, or by csi-registrar reload --force (write [driver."a.example"] until then)` {
+				t.Errorf("reload: %v", err)
+			}
+			if s, err := c.Status(t.Context()); err != nil || !stays(s) {
+				t.Errorf("after a reload: %+v, %v", s.Drivers, err)
+			}
+			if !force {
+				unpublish()
+			} else if notes, err := c.Reload(t.Context(), true); err != nil || len(notes) != 1 || !strings.Contains(notes[0], "a.example is withdrawn with 1 volume in use") {
+				t.Errorf("by force: %q, %v", notes, err)
+			}
+			n.await(c, "the new table", func(s status.Document) bool {
+				d, _ := s.Driver("b.example")
+				return !has("a.example")(s) && d.Driver == status.Mismatch
+			})
+		})
 	}
 }
 

@@ -43,7 +43,7 @@ func (r *Result) Over(inForce *InForce) *InForce {
 	c := r.InForce()
 	c.Kubelet, c.RootDirFile = inForce.Kubelet, inForce.RootDirFile
 	for _, d := range inForce.Drivers {
-		if _, ok := r.Config.Driver(d.Name); !ok && !hasSocket(r.Config, d) {
+		if _, ok := r.Config.Driver(d.Name); !ok && successor(r.Config, d) < 0 {
 			c.Drivers = append(c.Drivers, d)
 		}
 	}
@@ -59,6 +59,27 @@ func (r *Result) RejectRootDir(inForce *InForce, problem, hint string) {
 		at = position{file: inForce.RootDirFile, path: []string{"kubelet", "root_dir"}, id: "kubelet.root_dir"}
 	}
 	r.Errors = append(r.Errors, at.error(problem, hint))
+}
+
+// RejectRenamed leaves out, with an error, each table with the socket of a driver of inForce that
+// has no table any more, but must stay: without its registration the kubelet cannot unmount its
+// volumes, and only one of the two can have the socket. It reports whether there was one.
+func (r *Result) RejectRenamed(inForce *InForce, mustStay func(name string) string) (rejected bool) {
+	for _, d := range inForce.Drivers {
+		i := successor(r.Config, d)
+		if _, ok := r.Config.Driver(d.Name); ok || !d.Enabled || i < 0 {
+			continue
+		}
+		if why := mustStay(d.Name); why != "" {
+			name := r.Config.Drivers[i].Name
+			r.Errors = append(r.Errors, r.origins[keyString("driver", name, "socket")].error(
+				fmt.Sprintf("replaces that of %s, which stays registered: %s", d.Name, why), "write ["+keyString("driver", d.Name)+"] until then"))
+			r.Faulty = append(r.Faulty, name)
+			r.Config.Drivers = slices.Delete(r.Config.Drivers, i, i+1)
+			rejected = true
+		}
+	}
+	return rejected
 }
 
 // Grace keeps a driver's table in force for a grace period after it disappeared from the files, and
@@ -108,7 +129,7 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mu
 
 	kept := make(map[string]time.Time)
 	for _, d := range inForce.Drivers {
-		if _, ok := r.Config.Driver(d.Name); ok || !d.Enabled || hasSocket(r.Config, d) {
+		if _, ok := r.Config.Driver(d.Name); ok || !d.Enabled || successor(r.Config, d) >= 0 {
 			continue
 		}
 		end, ok := g.drivers[d.Name]
@@ -135,9 +156,10 @@ func (g *Grace) Keep(inForce *InForce, r *Result, now time.Time, atOnce bool, mu
 	return k
 }
 
-// hasSocket reports whether another driver now has the socket of d: the driver was renamed.
-func hasSocket(c *Config, d Driver) bool {
-	return slices.ContainsFunc(c.Drivers, func(o Driver) bool {
+// successor returns the index of the driver that now has the socket of d, which was renamed; -1:
+// there is none.
+func successor(c *Config, d Driver) int {
+	return slices.IndexFunc(c.Drivers, func(o Driver) bool {
 		return o.Enabled && (o.Socket == d.Socket || o.Endpoint == d.Endpoint)
 	})
 }
