@@ -68,6 +68,40 @@ func TestLeftoversOfEnabledDriversStay(t *testing.T) {
 	}
 }
 
+// The stale socket of a disabled driver is not ours without a record or a listener in the store: a
+// node-driver-registrar that serves the driver and restarts still has its registration.
+func TestStaleSocketOfADisabledDriverStays(t *testing.T) {
+	root := fake.ShortDir(t)
+	r, err := regsocket.Open(root, regsocket.Options{Log: slog.New(slog.DiscardHandler), RunDir: fake.ShortDir(t), Pool: worker.NewPool(),
+		Watch: func(...string) rate.Hinter { return noHints{} }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(root, "plugins_registry/a.example-reg.sock")
+	if err := os.Mkdir(filepath.Dir(path), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	c.Drivers = []config.Driver{config.DefaultDriver("a.example", "/x")}
+	c.Drivers[0].Enabled = false
+	for _, stored := range [][]string{nil, {"a.example"}} {
+		if err := (&parts{registry: r}).removeLeftovers(t.Context(), c, stored); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(path); (err == nil) != (stored == nil) {
+			t.Errorf("in the store %q: %v", stored, err)
+		}
+	}
+}
+
 // TestRecordsWithoutKeepSockets checks that what an earlier process left in the descriptor store is
 // removed with its record, also by a daemon that keeps nothing.
 func TestRecordsWithoutKeepSockets(t *testing.T) {

@@ -220,14 +220,13 @@ func (p *parts) unclaimed(c *config.Config) (names []string) {
 }
 
 // removeLeftovers removes what an earlier process left of drivers that c does not name, or has
-// disabled; names are those of which the store has a listener.
+// disabled; names are those of which the store has a listener. A socket that neither the store nor
+// a record names may be that of another registrar.
 func (p *parts) removeLeftovers(ctx context.Context, c *config.Config, names []string) error {
 	var enabled []string
 	for _, d := range c.Drivers {
 		if d.Enabled {
 			enabled = append(enabled, d.Name)
-		} else {
-			names = append(names, d.Name)
 		}
 	}
 	return p.registry.RemoveLeftovers(ctx, enabled, names)

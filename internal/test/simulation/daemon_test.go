@@ -39,7 +39,8 @@ type process struct {
 	options  regsocket.Options
 	registry *regsocket.Registry
 	stored   map[string][]*os.File
-	mu       sync.Mutex // of stored
+	handed   map[string]bool // the same, of the start
+	mu       sync.Mutex      // of stored
 	cancel   context.CancelFunc
 	done     chan struct{}
 	work     sync.WaitGroup
@@ -83,7 +84,7 @@ func (w *world) startDaemon() {
 	w.processes++
 	p := &process{
 		w: w, number: w.processes, killed: make(chan struct{}), started: time.Now(), pool: worker.NewPool(),
-		stored: map[string][]*os.File{}, cancel: cancel, done: make(chan struct{}),
+		stored: map[string][]*os.File{}, handed: map[string]bool{}, cancel: cancel, done: make(chan struct{}),
 		grace: config.Grace{Period: config.GracePeriod}, hints: make(chan struct{}, 1), requests: make(chan chan<- error), leftovers: make(chan *config.Config, 1),
 		causes: map[string][]string{}, causedAt: map[string]time.Time{}, first: map[string]bool{}, adoptable: map[string]bool{}, asked: map[string]int{},
 		moves: map[string][]move{}, lost: map[string]loss{}, lostAt: map[string]time.Time{}, twice: map[string]time.Time{},
@@ -126,6 +127,7 @@ func (w *world) startDaemon() {
 			w.passed[f] = s
 			driver := strings.TrimPrefix(name, regsocket.StorePrefix)
 			p.stored[driver] = append(p.stored[driver], f)
+			p.handed[driver] = true
 		}
 	}
 	p.agent = agent.New(log, p, "simulation")
@@ -313,8 +315,6 @@ func (p *process) removeLeftovers(ctx context.Context) {
 		for _, d := range c.Drivers {
 			if d.Enabled {
 				enabled = append(enabled, d.Name)
-			} else {
-				names = append(names, d.Name)
 			}
 		}
 		p.mu.Lock()

@@ -213,9 +213,14 @@ func (w *world) violated(rule, format string, args ...any) {
 	}
 }
 
-// removedByDaemon checks that nothing of others is removed, except sockets on which nobody listens.
+// removedByDaemon checks that nothing of others is removed, except sockets on which nobody listens,
+// and of these none that only a disabled table names.
 func (w *world) removedByDaemon(p *process, name string, n *node) {
 	stale := n.mode&syscall.S_IFMT == syscall.S_IFSOCK && (n.sock == nil || n.sock.refs == 0)
+	driver := driverOf(name)
+	if table := w.admin.tables[driver]; table != nil && !table.Enabled && w.of(driver).unwantedAt.Before(p.started) && time.Since(w.admin.editedAt) > patience {
+		stale = stale && (p.handed[driver] || w.files.nodes[recordOf(driver)] != nil)
+	}
 	if n.maker != "daemon" && !stale {
 		w.violated("nothing of others is removed", "process %d removes %s of %s", p.number, name, n.maker)
 	}
