@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -382,6 +384,28 @@ func TestReloadWhileStopping(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestReloadAnswersThatTheDaemonStops checks that the code of the answer is not that of an error in
+// the files, whatever the daemon ends for.
+func TestReloadAnswersThatTheDaemonStops(t *testing.T) {
+	for _, cause := range []error{nil, fmt.Errorf("hidden: %w", ErrSandbox), ErrRootDir} {
+		for _, ended := range []bool{false, true} {
+			ctx, fail := context.WithCancelCause(t.Context())
+			fail(cause)
+			r := newReloader(worker.NewPool(), config.Source{Root: "/none"}, config.Load)
+			if ended {
+				close(r.ended)
+			}
+			h := control.Handler(backend{reload: r.reload})
+			for range 20 { // select is random
+				w := httptest.NewRecorder()
+				if h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/v1/reload", nil)); w.Code != http.StatusServiceUnavailable {
+					t.Errorf("%v, ended %t: %d %s", cause, ended, w.Code, w.Body)
+				}
+			}
+		}
+	}
 }
 
 // The status names a table or a file that was never in force. One that was in force is kept.

@@ -114,7 +114,7 @@ type reloaded struct {
 
 func (a api) reload(w http.ResponseWriter, r *http.Request) {
 	notes, err := a.Reload(r.Context(), forced(r))
-	writeResult(w, reloaded{append([]string{}, notes...)}, err, http.StatusUnprocessableEntity)
+	writeResult(w, r, reloaded{append([]string{}, notes...)}, err, http.StatusUnprocessableEntity)
 }
 
 func forced(r *http.Request) bool { return r.URL.Query().Get("force") == "true" }
@@ -127,17 +127,17 @@ func (a api) reregister(w http.ResponseWriter, r *http.Request) {
 	case d.State == status.Disabled:
 		writeJSON(w, http.StatusConflict, failure{"cannot register " + name + " again: the driver is disabled in the configuration"})
 	default:
-		writeResult(w, struct{}{}, a.Reregister(r.Context(), name, forced(r)), http.StatusConflict)
+		writeResult(w, r, struct{}{}, a.Reregister(r.Context(), name, forced(r)), http.StatusConflict)
 	}
 }
 
 // writeResult answers a request that changes something. refused is the code for errors, except when
 // the request or the daemon ended.
-func writeResult(w http.ResponseWriter, result any, err error, refused int) {
+func writeResult(w http.ResponseWriter, r *http.Request, result any, err error, refused int) {
 	switch {
 	case err == nil:
 		writeJSON(w, http.StatusOK, result)
-	case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+	case r.Context().Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
 		writeJSON(w, http.StatusServiceUnavailable, failure{err.Error()})
 	default:
 		writeJSON(w, refused, failure{err.Error()})

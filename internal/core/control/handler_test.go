@@ -203,6 +203,21 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// TestChangesWhileTheDaemonEnds checks that an error after the end of the daemon, which may be any,
+// is no answer about the configuration or the driver.
+func TestChangesWhileTheDaemonEnds(t *testing.T) {
+	b := newDaemon(registeredDriver("a.csi.example"))
+	b.reloadErr, b.regErr = errors.New("another process starts"), errors.New("its registrar has ended")
+	ctx, end := context.WithCancelCause(t.Context())
+	end(b.reloadErr)
+	for _, target := range []string{"/v1/reload", "/v1/drivers/a.csi.example/reregister"} {
+		w := httptest.NewRecorder()
+		if Handler(b).ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", target, nil)); w.Code != 503 {
+			t.Errorf("%s: %d %s", target, w.Code, w.Body)
+		}
+	}
+}
+
 func TestReregister(t *testing.T) {
 	b := newDaemon(registeredDriver("a.csi.example"), status.Driver{Name: "off.csi.example", State: status.Disabled})
 	h := Handler(b)
