@@ -48,7 +48,7 @@ func (d *daemon) reportStatus(ctx context.Context) {
 
 // statusLine formats the status in one line: "3 drivers: 2 registered, 1 absent (first
 // nfs.csi.k8s.io)". Every user can read it, so it has no reasons: they quote drivers, whose answers
-// may contain credentials.
+// may contain credentials, or files.
 func statusLine(s status.Document) string {
 	count := map[string]int{}
 	for _, d := range s.Drivers {
@@ -72,8 +72,8 @@ func statusLine(s status.Document) string {
 	if down := s.Down(); len(down) > 0 {
 		line += fmt.Sprintf("; %d registered and not serving (%s: driver %s)", len(down), down[0].Name, down[0].Driver)
 	}
-	if first, _, _ := strings.Cut(s.ConfigError, "\n"); first != "" {
-		line = "the configuration has errors and is only partly in force: " + first + "; " + line
+	if s.ConfigError != "" {
+		line = "the configuration has errors; " + line
 	}
 	return line
 }

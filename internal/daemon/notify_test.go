@@ -22,6 +22,14 @@ func TestStatusLineQuotesNoDriver(t *testing.T) {
 	}
 }
 
+// Only root may read the files, whose errors quote values.
+func TestStatusLineQuotesNoFile(t *testing.T) {
+	line := statusLine(status.Document{ConfigError: "/etc/a.toml:1: driver.\"a\".timeout: \"hunter2\" is not a duration\n/etc/b.toml:2: second"})
+	if want := "the configuration has errors; 0 drivers"; line != want {
+		t.Errorf("%q, want %q", line, want)
+	}
+}
+
 // A registered driver that does not serve is in the line, too.
 func TestStatusLineOfADriverThatHangs(t *testing.T) {
 	line := statusLine(status.Document{Drivers: []status.Driver{
