@@ -193,11 +193,12 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	rate.Hint(o.hints)
 }
 
-// slow shows that a driver that is not ready has not answered for a while.
+// slow shows that a driver that is not ready has not answered for a while. One that hangs does so
+// until a query ends otherwise.
 func (o *Observer) slow(rep status.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.view.Driver != status.Ready {
+	if o.view.Driver != status.Ready && o.view.Driver != status.Hanging {
 		o.view.Driver, o.view.Reason = rep.Driver, rep.Reason
 		rate.Hint(o.hints)
 	}

@@ -94,6 +94,14 @@ func (w *world) ask(ctx context.Context, progress func(status.Report)) status.Re
 	w.asks++
 	hang, rep, takes := w.hang, w.report, w.takes
 	w.mu.Unlock()
+	if takes > time.Second {
+		takes -= time.Second
+		select {
+		case <-time.After(time.Second):
+			progress(status.Report{Driver: status.Starting, Reason: "has not answered for 1s"})
+		case <-ctx.Done():
+		}
+	}
 	select {
 	case <-time.After(takes):
 	case <-ctx.Done():

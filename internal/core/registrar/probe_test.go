@@ -123,6 +123,9 @@ func TestHanging(t *testing.T) {
 		if after, _, _ := h.counts(); after-before < 9 || after-before > 11 {
 			t.Errorf("asked %d times in 80 s, want each 3 s after the end of the last call", after-before)
 		}
+		if since := h.status().DriverSince; !since.Equal(s.DriverSince) {
+			t.Errorf("hanging since %s, was since %s", since, s.DriverSince)
+		}
 		h.w.mu.Lock()
 		h.w.report, h.w.takes = ready(), 0
 		h.w.mu.Unlock()
