@@ -193,12 +193,13 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	rate.Hint(o.hints)
 }
 
-// slow shows that a driver that is not ready has not answered for a while. One that hangs does so
-// until a query ends otherwise.
+// slow shows that a driver that is not ready has not answered for a while. One that is hanging
+// stays so until the query ends; one that was absent is back, even if it is gone again by then.
 func (o *Observer) slow(rep status.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.view.Driver != status.Ready && o.view.Driver != status.Hanging {
+		o.countRestart(o.view.Driver, rep, time.Now())
 		o.view.Driver, o.view.Reason = rep.Driver, rep.Reason
 		rate.Hint(o.hints)
 	}

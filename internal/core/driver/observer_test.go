@@ -78,3 +78,49 @@ func TestProbesEnd(t *testing.T) {
 		}
 	})
 }
+
+// scripted is a driver whose answers the test sends. It keeps the Observer waiting for each.
+type scripted struct {
+	box
+	answers chan func(progress func(status.Report)) status.Report
+}
+
+func (a scripted) Ask(ctx context.Context, _ Why, progress func(status.Report)) status.Report {
+	select {
+	case answer := <-a.answers:
+		return answer(progress)
+	case <-ctx.Done():
+		return status.Report{}
+	}
+}
+
+// TestSlowRestartsCount: a driver that accepts connections, and crashes before it has answered a
+// call for a second, has restarted, however that call ends.
+func TestSlowRestartsCount(t *testing.T) {
+	for what, ends := range map[string]status.Report{
+		"the connection broke": {Driver: status.Starting}, "its socket is gone": {Driver: status.Absent}, "its socket was replaced": {},
+		"it answers": {Driver: status.Ready}, "it answers, with another socket": {Driver: status.Ready, Replaced: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := scripted{make(box), make(chan func(func(status.Report)) status.Report)}
+				o := Observe(a)
+				defer o.Close()
+				o.Follow(true, true, time.Minute)
+				for restarts := range uint64(4) {
+					a.answers <- func(progress func(status.Report)) status.Report {
+						progress(status.Report{Driver: status.Starting})
+						rep := ends
+						rep.Replaced = rep.Replaced && restarts > 0 // the first start replaces nothing
+						return rep
+					}
+					a.answers <- func(func(status.Report)) status.Report { return status.Report{Driver: status.Absent} }
+					synctest.Wait()
+					if v := o.Look(); v.RestartsTotal != restarts || uint64(len(v.Restarts)) != restarts {
+						t.Errorf("%d restarts, %d of them recent, want %d", v.RestartsTotal, len(v.Restarts), restarts)
+					}
+				}
+			})
+		})
+	}
+}
