@@ -128,6 +128,8 @@ func addVolumes(ctx context.Context, root string, s *status.Document) {
 	}
 	if err != nil {
 		s.VolumesError = err.Error()
+	}
+	if counts == nil {
 		return
 	}
 	for i := range s.Drivers {

@@ -74,6 +74,36 @@ func TestStatusWithVolumesOfNobody(t *testing.T) {
 	}
 }
 
+// A volume whose driver nobody knows hides no other: status names its file, and fails as without it.
+func TestStatusWithAVolumeOfAnUnknownDriver(t *testing.T) {
+	root := fake.ShortDir(t)
+	kubelet := kubeletFiles(t, root)
+	dir := filepath.Join(kubelet, "pods/p3/volumes/kubernetes.io~csi/pv")
+	if err := errors.Join(os.MkdirAll(dir+"/mount", 0o755), os.WriteFile(dir+"/vol_data.json", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	h, err := fake.MountHangFS(dir + "/mount") // a file system
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		if err := h.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	d := newFake()
+	d.status.PluginsRegistry = safetext.Claim(filepath.Join(kubelet, "plugins_registry"))
+	d.serve(t, root)
+	s := newSession()
+	code := s.run(t.Context(), "status", "--config-root", root)
+	out := strings.Join(strings.Fields(s.stdout.String()), " ")
+	for _, want := range []string{"2 volumes of a.csi.example in use, and nobody registers the driver", "not known: cannot read the volumes: \"" + dir + "/vol_data.json\" names no driver"} {
+		if code != exitFailed || !strings.Contains(out, want) {
+			t.Errorf("exit code %d: %s", code, out)
+		}
+	}
+}
+
 // status shows the drivers' states even if the kubelet's files cannot be read.
 func TestStatusOnAHangingFileSystem(t *testing.T) {
 	t.Parallel() // it mostly waits

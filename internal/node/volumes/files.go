@@ -47,7 +47,7 @@ func (r *reader) within(path string, read func()) {
 
 // fail records the first error, except that a file does not exist.
 func (r *reader) fail(path string, err error) {
-	if r.err == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+	if err != nil && r.err == nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 		r.err = &fs.PathError{Op: "read", Path: path, Err: err}
 	}
 }
@@ -63,9 +63,7 @@ func (r *reader) open(name string, flags int) (f *os.File, err error) {
 	if err == nil {
 		f, err = r.root.OpenFile(name, flags|unix.O_NONBLOCK, 0)
 	}
-	if err != nil {
-		r.fail(filepath.Join(r.path, name), err)
-	}
+	r.fail(filepath.Join(r.path, name), err)
 	return f, err
 }
 

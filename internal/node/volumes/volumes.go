@@ -47,12 +47,15 @@ type Volume struct {
 // Unmounted reports whether a volume is published as a file system and nothing is mounted there.
 func (v Volume) Unmounted() bool { return v.Pod != "" && !v.Block && !v.Mounted && v.Driver != "" }
 
-// perDriver returns the number of volumes of each driver.
-func perDriver(all []Volume) map[string]status.Volumes {
-	counts := map[string]status.Volumes{}
+// perDriver returns the number of volumes of each driver. It is an error if a volume is mounted and
+// its driver is not known.
+func perDriver(all []Volume) (counts map[string]status.Volumes, err error) {
+	counts = map[string]status.Volumes{}
 	for _, v := range all {
 		c := counts[v.Driver]
 		switch {
+		case v.Driver == "" && v.Mounted:
+			err = fmt.Errorf("cannot read the volumes: %q names no driver, and the volume is mounted", v.Dir+"/vol_data.json")
 		case v.Pod == "":
 			c.Staged++
 		case !v.Unmounted():
@@ -66,7 +69,7 @@ func perDriver(all []Volume) map[string]status.Volumes {
 		counts[v.Driver] = c
 	}
 	delete(counts, "")
-	return counts
+	return counts, err
 }
 
 // Slow is how long a pod may wait for a volume before that is worth reporting.
@@ -75,8 +78,8 @@ const Slow = time.Minute
 // countLimit limits how long Count waits for the kubelet's files.
 const countLimit = 2 * time.Second
 
-// Count counts what Read finds with this machine's mounts. The error is a
-// *worker.NotAnswering if the file system does not answer.
+// Count counts what Read finds with this machine's mounts. After an error about one volume it has
+// the others. The error is a *worker.NotAnswering if the file system does not answer.
 func Count(ctx context.Context, pool *worker.Pool, rootDir string, kubelet int) (map[string]status.Volumes, error) {
 	found, err := worker.Get(ctx, pool.Slot(rootDir, nil), countLimit, func() ([]Volume, error) {
 		return Read(rootDir, "/proc", kubelet)
@@ -84,7 +87,7 @@ func Count(ctx context.Context, pool *worker.Pool, rootDir string, kubelet int) 
 	if err != nil {
 		return nil, err
 	}
-	return perDriver(found), nil
+	return perDriver(found)
 }
 
 // Read reads the files of the kubelet with this root directory and pid, which can have a mount
@@ -131,7 +134,7 @@ func (r *reader) staged() {
 		}
 		for _, hash := range r.names(driver) {
 			dir := driver + "/" + hash
-			r.add(Volume{Dir: dir, Target: dir + "/globalmount"})
+			r.add(Volume{Driver: driver, Dir: dir, Target: dir + "/globalmount"})
 		}
 	}
 	data := func(name string) string { return "volumeDevices/" + name + "/data" }
@@ -146,9 +149,10 @@ func (r *reader) staged() {
 }
 
 // add adds a volume, whose paths are relative, if it exists: the kubelet creates its directory
-// before it writes vol_data.json.
+// before it writes vol_data.json. If that names no driver, a mounted volume is that of v.Driver.
 func (r *reader) add(v Volume) {
 	text, changed, err := r.read(v.Dir + "/vol_data.json")
+	r.fail(filepath.Join(r.path, v.Dir, "vol_data.json"), err)
 	dir := v.Dir
 	v.Dir, v.Target = filepath.Join(r.path, v.Dir), filepath.Join(r.path, v.Target)
 	v.Mounted = r.mounts[v.Target] || r.kubelets[v.Target]
@@ -158,7 +162,10 @@ func (r *reader) add(v Volume) {
 	var data map[string]string // as the kubelet decodes it
 	// A file that is missing or damaged names no driver.
 	_ = json.NewDecoder(strings.NewReader(text)).Decode(&data)
-	v.Changed, v.Driver, v.Handle = changed, data["driverName"], data["volumeHandle"]
+	v.Changed, v.Handle = changed, data["volumeHandle"]
+	if name := data["driverName"]; name != "" || !v.Mounted {
+		v.Driver = name
+	}
 	if v.Unmounted() {
 		v.Since = r.changed(dir)
 	}

@@ -94,6 +94,12 @@ func (x *tree) read() ([]Volume, error) {
 	return Read(x.root, x.proc, 0)
 }
 
+// counts returns the numbers, also if a driver is not known.
+func counts(all []Volume) map[string]status.Volumes {
+	n, _ := perDriver(all)
+	return n
+}
+
 // unmounted are the expected unmounted volumes, by the end of their Dir.
 func (x *tree) unmounted(want ...string) {
 	x.Helper()
@@ -126,7 +132,7 @@ func TestVolumesAreCountedForEachDriver(t *testing.T) {
 	x.unmounted()
 	all, err := x.read()
 	x.must(err)
-	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 2, Published: 3}, "b.example": {Staged: 1, Published: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := counts(all), map[string]status.Volumes{"a.example": {Staged: 2, Published: 3}, "b.example": {Staged: 1, Published: 3}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	for _, v := range all {
@@ -162,19 +168,20 @@ func TestWaitingVolumes(t *testing.T) {
 		x.must(err)
 		all, err := Read(x.root, x.proc, 812)
 		x.must(err)
-		if got := perDriver(all)["a.example"]; got != c.want {
+		if got := counts(all)["a.example"]; got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}
 }
 
-// Damaged files count for the driver that can still be read from them.
+// Damaged files count for the driver that can still be read from them, or that the directory of a
+// staged volume is named after.
 func TestDamagedFiles(t *testing.T) {
 	x := newTree(t)
 	x.staged("a.example", "used")
 	x.staged("a.example", "left")
 	x.staged("b.example", "used")
-	for _, pv := range []string{"used", "no data", "empty", "torn", "types", "large", "fifo"} {
+	for _, pv := range []string{"used", "no data", "empty", "torn", "types"} {
 		x.published("pod-1", pv, "a.example", "used")
 	}
 	x.published("pod-1", "handle", "a.example", "")
@@ -188,14 +195,72 @@ func TestDamagedFiles(t *testing.T) {
 	x.write("plugins/kubernetes.io/csi/a.example/hash-of-empty/vol_data.json", "")
 	x.write(pods+"torn/vol_data.json", `{"driverName":"a.example","volumeHa`)
 	x.write(pods+"types/vol_data.json", `{"driverName":"a.example","volumeHandle":"used","x":1}`)
-	x.write(pods+"large/vol_data.json", data("a.example", strings.Repeat("x", maxData)))
-	x.must(os.Remove(filepath.Join(x.root, pods, "fifo/vol_data.json")))
-	x.must(unix.Mkfifo(filepath.Join(x.root, pods, "fifo/vol_data.json"), 0o644))
+	x.mkdir("plugins/kubernetes.io/csi/b.example/hash-of-nothing/globalmount")
+	x.write("plugins/kubernetes.io/csi/b.example/hash-of-unmounted/vol_data.json", "")
 	x.unmounted("pods/pod-1/volumes/kubernetes.io~csi/gone")
 	all, err := x.read()
 	x.must(err)
-	if got, want := perDriver(all), map[string]status.Volumes{"a.example": {Staged: 3, Published: 3, Waiting: 1}, "b.example": {Staged: 1}}; !reflect.DeepEqual(got, want) {
+	if got, want := counts(all), map[string]status.Volumes{"a.example": {Staged: 4, Published: 3, Waiting: 1}, "b.example": {Staged: 1}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestAFileThatCannotBeRead checks that Read, and so Count, names a vol_data.json that is there and
+// cannot be read: the volume can be any driver's.
+func TestAFileThatCannotBeRead(t *testing.T) {
+	for what, damage := range map[string]func(x *tree, file string){
+		"large": func(x *tree, file string) { x.write(file, data("a.example", strings.Repeat("x", maxData))) },
+		"fifo": func(x *tree, file string) {
+			x.must(os.Remove(filepath.Join(x.root, file)))
+			x.must(unix.Mkfifo(filepath.Join(x.root, file), 0o644))
+		},
+		"link": func(x *tree, file string) {
+			x.must(os.Remove(filepath.Join(x.root, file)))
+			x.must(os.Symlink(filepath.Base(file), filepath.Join(x.root, file)))
+		},
+	} {
+		x := newTree(t)
+		for _, dir := range []string{x.published("pod-1", "pv", "a.example", "v"), x.staged("a.example", "v")} {
+			x.write(dir+"/vol_data.json", data("a.example", "v"))
+			damage(x, dir+"/vol_data.json")
+			if all, err := x.read(); err == nil || !strings.Contains(err.Error(), filepath.Join(x.root, dir, "vol_data.json")) || len(all) == 0 {
+				t.Errorf("%s: %v (%v)", what, all, err)
+			}
+			x.must(os.Remove(filepath.Join(x.root, dir, "vol_data.json")))
+		}
+	}
+}
+
+// TestVolumesOfAnUnknownDriver checks that Count is an error with the path while something is
+// mounted for a pod and no driver is known: that driver must stay registered. Without a mount, as
+// after a power cut that emptied the file, nothing is left to unmount.
+func TestVolumesOfAnUnknownDriver(t *testing.T) {
+	x := newTree(t)
+	x.published("pod-1", "pv", "a.example", "v")
+	dir := x.published("pod-2", "pv", "a.example", "v")
+	count := func() (map[string]status.Volumes, error) {
+		all, err := x.read()
+		x.must(err)
+		return perDriver(all)
+	}
+	for text, known := range map[string]bool{data("a.example", "v"): true, "": false, "{}": false, `{"driverNa`: false} {
+		x.write(dir+"/vol_data.json", text)
+		got, err := count()
+		if (err == nil) != known || !known && !strings.Contains(err.Error(), filepath.Join(x.root, dir, "vol_data.json")) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if got["a.example"].Published == 0 || len(got) != 1 {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	x.must(os.Remove(filepath.Join(x.root, dir, "vol_data.json")))
+	if _, err := count(); err == nil {
+		t.Error("mounted, and no file")
+	}
+	x.write(dir+"/vol_data.json", "")
+	x.mounts = x.mounts[:1]
+	if got, err := count(); err != nil || got["a.example"].Published != 1 {
+		t.Errorf("not mounted: %v, %v", got, err)
 	}
 }
 
@@ -271,8 +336,8 @@ func TestMountsThatHang(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		all, err := Read(x.root, "/proc", 0)
-		if want := map[string]status.Volumes{"a.example": {Staged: 1, Published: 1}, "c.example": {Staged: 1, Published: 1}}; err == nil && !reflect.DeepEqual(perDriver(all), want) {
-			err = fmt.Errorf("counted %v, want %v", perDriver(all), want)
+		if want := map[string]status.Volumes{"a.example": {Staged: 1, Published: 1}, "c.example": {Staged: 1, Published: 1}}; err == nil && !reflect.DeepEqual(counts(all), want) {
+			err = fmt.Errorf("counted %v, want %v", counts(all), want)
 		}
 		for _, v := range all {
 			if v.Unmounted() {
@@ -303,12 +368,12 @@ func FuzzVolData(f *testing.F) {
 			x.mounts = nil
 		}
 		all, err := x.read()
-		if err != nil || len(all) > 1 || mounted && len(all) != 1 {
+		if (err != nil) != (len(text) > maxData) || len(all) > 1 || mounted && len(all) != 1 {
 			t.Fatalf("%d volumes, %v", len(all), err)
 		}
-		counts := perDriver(all)
-		if len(counts) > 1 || counts[""] != (status.Volumes{}) {
-			t.Errorf("%v", counts)
+		counts, err := perDriver(all)
+		if len(counts) > 1 || counts[""] != (status.Volumes{}) || (err != nil) != (mounted && len(counts) == 0) {
+			t.Errorf("%v, %v", counts, err)
 		}
 		var kubelets map[string]string
 		if json.Unmarshal([]byte(text), &kubelets) == nil && len(text) <= maxData && kubelets["driverName"] != "" {
