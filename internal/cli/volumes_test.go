@@ -64,12 +64,18 @@ func TestStatusWithVolumesOfNobody(t *testing.T) {
 	if err := os.MkdirAll(registry, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("unix", filepath.Join(registry, "a.csi.example-reg.sock"))
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(registry, "a.csi.example-reg.sock")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
 	if code, out := status(); code != 0 || strings.Contains(out, "volumes") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	// The sidecar is killed, and leaves its socket.
+	ln.SetUnlinkOnClose(false)
+	ln.Close()
+	if code, out := status(); code != exitFailed || !strings.HasSuffix(out, want) {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 }

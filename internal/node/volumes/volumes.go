@@ -22,6 +22,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"csi-registrar/internal/node/pluginreg"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/status"
@@ -172,22 +174,25 @@ func (r *reader) add(v Volume) {
 	r.volumes = append(r.volumes, v)
 }
 
-// DropRegistered removes the drivers from counts that have a registration socket in registry,
-// whoever serves it.
+// DropRegistered removes the drivers from counts that have a registration socket in registry, on
+// which somebody listens. One that does not answer is that of the driver in its name.
 func DropRegistered(ctx context.Context, pool *worker.Pool, registry string, counts map[string]status.Volumes) error {
 	if len(counts) == 0 {
 		return nil
 	}
 	sockets, err := worker.Do(ctx, pool.Slot(registry, nil), time.Second, func() []string { return pluginreg.Sockets(registry) }, nil)
 	for _, path := range sockets {
-		if name, ok := rootdir.DriverName(filepath.Base(path)); ok {
-			delete(counts, name)
+		driver, ok := rootdir.DriverName(filepath.Base(path))
+		if _, inUse := counts[driver]; ok && !inUse {
 			continue
 		}
-		name, late := worker.Do(ctx, pool.Slot(path, nil), time.Second, func() string {
+		name, late := worker.Do(ctx, pool.Slot(path, nil), 2*time.Second, func() string {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			info, _, _ := pluginreg.GetInfo(ctx, path) // without an answer it serves no driver
+			info, _, err := pluginreg.GetInfo(ctx, path)
+			if ok && err != nil && !errors.Is(err, unix.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist) {
+				return driver
+			}
 			return info.Name
 		}, nil)
 		if late == nil {

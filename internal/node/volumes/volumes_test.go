@@ -1,8 +1,11 @@
 package volumes
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,8 +15,11 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"csi-registrar/internal/node/status"
+	"csi-registrar/internal/sys/worker"
 	"csi-registrar/internal/test/fake"
 )
 
@@ -261,6 +267,56 @@ func TestVolumesOfAnUnknownDriver(t *testing.T) {
 	x.mounts = x.mounts[:1]
 	if got, err := count(); err != nil || got["a.example"].Published != 1 {
 		t.Errorf("not mounted: %v, %v", got, err)
+	}
+}
+
+// registrar serves a driver.
+type registrar struct {
+	registerapi.UnimplementedRegistrationServer
+	driver string
+}
+
+func (r registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: r.driver}, nil
+}
+
+// TestDropRegistered checks that a driver is registered by a registrar that listens, also if it is
+// busy, and by no file that one has left.
+func TestDropRegistered(t *testing.T) {
+	dir := fake.ShortDir(t)
+	listen := func(name string) *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, name)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	serve := func(name, driver string) {
+		s := grpc.NewServer()
+		registerapi.RegisterRegistrationServer(s, registrar{driver: driver})
+		served, l := make(chan error, 1), listen(name)
+		go func() { served <- s.Serve(l) }()
+		t.Cleanup(func() { s.Stop(); <-served })
+	}
+	serve("a.example-reg.sock", "a.example")
+	serve("other-name.sock", "b.example")
+	listen("busy.example-reg.sock")
+	listen("killed.example-reg.sock").Close()
+	serve("renamed.example-reg.sock", "a.example")
+	if err := os.Symlink("nothing", filepath.Join(dir, "moved.example-reg.sock")); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]status.Volumes{}
+	for _, name := range []string{"a", "b", "busy", "killed", "renamed", "moved", "nobody"} {
+		counts[name+".example"] = status.Volumes{Staged: 1}
+	}
+	if err := DropRegistered(t.Context(), worker.NewPool(), dir, counts); err != nil {
+		t.Error(err)
+	}
+	if got, want := slices.Sorted(maps.Keys(counts)), []string{"killed.example", "moved.example", "nobody.example", "renamed.example"}; !slices.Equal(got, want) {
+		t.Errorf("nobody registers %q, want %q", got, want)
 	}
 }
 
