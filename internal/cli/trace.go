@@ -61,20 +61,18 @@ func setupTrace(fs *flag.FlagSet) runner {
 	}
 }
 
-// runTrace copies calls and shows them until ctx is done.
+// runTrace copies calls and shows them until ctx is done, also without room for their record: the
+// kubelet has no other way to the driver.
 func runTrace(ctx context.Context, e *env, o traceOptions, l trace.Listener, dial trace.Dial) (err error) {
 	rec := trace.NewRecorder(o.show)
 	out := traceWriter{rec: rec, e: e, json: o.json, table: trace.NewTable(e.page().columns)}
 	if o.output != "" {
-		f, err := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return errors.Join(fmt.Errorf("cannot write the record: %w", err), l.Close())
+		f, openErr := os.OpenFile(o.output, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if openErr != nil {
+			return errors.Join(fmt.Errorf("cannot write the record: %w", openErr), l.Close())
 		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		out.lines = append(out.lines, f)
-	}
-	if o.json {
-		out.lines = append(out.lines, e.stdout)
+		defer func() { err = errors.Join(err, out.recordErr, f.Close()) }()
+		out.record = f
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	cut, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -193,11 +191,13 @@ type traceWriter struct {
 	e     *env
 	json  bool // standard output has lines, no table
 	table trace.Table
-	lines []io.Writer // of JSON
+
+	record    io.Writer // of lines of JSON; nil: none, or it could not be written
+	recordErr error
 }
 
 // write writes all calls, until the recorder is closed.
-func (w traceWriter) write() error {
+func (w *traceWriter) write() error {
 	if !w.json {
 		if _, err := io.WriteString(w.e.stdout, w.table.Header()+"\n"); err != nil {
 			return err
@@ -211,15 +211,19 @@ func (w traceWriter) write() error {
 	return nil
 }
 
-func (w traceWriter) call(c trace.Call) error {
+func (w *traceWriter) call(c trace.Call) error {
 	c.Time = c.Time.In(w.e.now().Location())
-	if c.End != trace.Running {
-		if err := writeJSON(io.MultiWriter(w.lines...), c, ""); err != nil {
-			return err
+	if c.End != trace.Running && w.record != nil {
+		if err := writeJSON(w.record, c, ""); err != nil {
+			w.record, w.recordErr = nil, fmt.Errorf("cannot write the record: %w", err)
+			fmt.Fprintf(w.e.stderr, "warning: %v; calls are still forwarded\n", w.recordErr)
 		}
 	}
-	if w.json {
+	switch {
+	case w.json && c.End == trace.Running:
 		return nil
+	case w.json:
+		return writeJSON(w.e.stdout, c, "")
 	}
 	var b strings.Builder
 	b.WriteString(w.table.Row(c) + "\n")
@@ -232,7 +236,7 @@ func (w traceWriter) call(c trace.Call) error {
 
 // summary prints the summary: with --json on standard error, so that standard output has only
 // calls.
-func (w traceWriter) summary() error {
+func (w *traceWriter) summary() error {
 	to, text := w.e.stdout, "\n"+w.rec.Summary()
 	if w.json {
 		to, text = w.e.stderr, w.rec.Summary()
