@@ -29,7 +29,9 @@ func setupStatus(fs *flag.FlagSet) runner {
 		if err != nil {
 			return clientError(err)
 		}
-		addVolumes(ctx, *o.root, &s)
+		if err := addVolumes(ctx, *o.root, &s); err != nil {
+			s.VolumesError = err.Error()
+		}
 		if err := o.checkDriver(s); err != nil {
 			return err
 		}
@@ -116,34 +118,31 @@ func printDocument(e *env, o statusOptions, s status.Document) error {
 
 // addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so
 // that only the command waits for the kubelet's files.
-func addVolumes(ctx context.Context, root string, s *status.Document) {
+func addVolumes(ctx context.Context, root string, s *status.Document) error {
 	res, err := loadConfig(ctx, config.Source{Root: root})
-	var counts map[string]status.Volumes
-	if err == nil {
-		kubelet := res.Config.Kubelet
-		if s.PluginsRegistry.Checked(func(dir string) bool { return dir == kubelet.PluginsRegistry() }) == "" {
-			return // it comes from a flag, or the daemon has not read the files
-		}
-		counts, err = volumes.Count(ctx, worker.NewPool(), kubelet.RootDir, s.Kubelet.PID)
-	}
 	if err != nil {
-		s.VolumesError = err.Error()
+		return err
 	}
+	kubelet := res.Config.Kubelet
+	if s.PluginsRegistry.Checked(func(dir string) bool { return dir == kubelet.PluginsRegistry() }) == "" {
+		return nil // it comes from a flag, or the daemon has not read the files
+	}
+	counts, err := volumes.Count(ctx, worker.NewPool(), kubelet.RootDir, s.Kubelet.PID)
 	if counts == nil {
-		return
+		return err
 	}
 	for i := range s.Drivers {
 		s.Drivers[i].Volumes = new(counts[s.Drivers[i].Name])
 		delete(counts, s.Drivers[i].Name)
 	}
-	if err := volumes.DropRegistered(ctx, worker.NewPool(), res.Config.Kubelet.PluginsRegistry(), counts); err != nil {
-		s.VolumesError = err.Error()
-		return
+	if err := volumes.DropRegistered(ctx, worker.NewPool(), kubelet.PluginsRegistry(), counts); err != nil {
+		return err
 	}
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
 		inUse := safetext.Count(counts[name].InUse(), "volume")
 		s.Unregistered = append(s.Unregistered, inUse+" of "+safetext.Word(name))
 	}
+	return err
 }
 
 // volumesText formats the number of a driver's volumes; empty if there are none, or it is not
