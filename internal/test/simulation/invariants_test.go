@@ -579,7 +579,7 @@ func (w *world) checkStatus(p *process, d *csiDriver, s *status.Driver, calm boo
 	for _, from := range []time.Time{d.since, w.admin.editedAt, p.started, n.movedAt(), w.files.mounts["k"].thawedAt} {
 		hangs = hangs && time.Since(from) > 80*time.Second+2*table.Timeout
 	}
-	w.wrong(hangs && s.Driver == status.Ready, s.Name, patience, rule, "the driver is ready, and it hangs")
+	w.wrong(hangs && s.Driver != status.Hanging, s.Name, patience, rule, "the driver is %s, and it hangs", &s.Driver)
 	w.wrong(calm && asked && s.Driver != status.Ready && d.state == "up" && time.Since(d.since) > time.Minute,
 		s.Name, patience, rule, "the driver is %s, and it is up (%s)", &s.Driver, &s.Reason)
 }
