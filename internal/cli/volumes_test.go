@@ -80,7 +80,8 @@ func TestStatusWithVolumesOfNobody(t *testing.T) {
 	}
 }
 
-// A volume whose driver nobody knows hides no other: status names its file, and fails as without it.
+// A volume whose driver nobody knows hides no other: status names its file, and fails as without
+// it.
 func TestStatusWithAVolumeOfAnUnknownDriver(t *testing.T) {
 	root := fake.ShortDir(t)
 	kubelet := kubeletFiles(t, root)

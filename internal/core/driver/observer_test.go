@@ -110,8 +110,8 @@ func TestSlowRestartsCount(t *testing.T) {
 				for restarts := range uint64(4) {
 					a.answers <- func(progress func(status.Report)) status.Report {
 						progress(status.Report{Driver: status.Starting})
-						rep := ends
-						rep.Replaced = rep.Replaced && restarts > 0 // the first start replaces nothing
+						rep := ends // the first start replaces nothing
+						rep.Replaced = rep.Replaced && restarts > 0
 						return rep
 					}
 					a.answers <- func(func(status.Report)) status.Report { return status.Report{Driver: status.Absent} }

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestLargestFile checks that a vol_data.json of 64 KiB is read, and one with a byte more is an error.
+// TestLargestFile checks that a vol_data.json of 64 KiB is read, and one with a byte more is an
+// error.
 func TestLargestFile(t *testing.T) {
 	for extra, want := range map[int]int{0: 1, 1: 0} {
 		x := newTree(t)

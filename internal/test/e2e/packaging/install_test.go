@@ -90,8 +90,8 @@ func TestDeb(t *testing.T) {
 			if out, _ := n.Try("systemctl", "is-active", "csi-registrar.service"); strings.HasPrefix(out, "active") {
 				t.Error("an upgrade started what the admin had stopped")
 			}
-			// The first installation starts it, even if the machine was reset before dpkg configured
-			// the package, so that /run is empty.
+			// The first installation starts it, even if the machine was reset before dpkg
+			// configured the package, so that /run is empty.
 			postinst("configure", "")
 			n.eventually(4, 3)
 
