@@ -7,6 +7,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,15 +79,9 @@ type diagnosis struct {
 // kubelet makes. Each step has a time limit, even if a file system does not answer,
 // and ends with ctx.
 func Run(ctx context.Context, o Options) Report {
-	if o.Root == "" {
-		o.Root = "/"
-	}
-	if o.NodeInfoTimeout == 0 {
-		o.NodeInfoTimeout = 15 * time.Second
-	}
-	if o.Recent == 0 {
-		o.Recent = 24 * time.Hour
-	}
+	o.Root = cmp.Or(o.Root, "/")
+	o.NodeInfoTimeout = cmp.Or(o.NodeInfoTimeout, 15*time.Second)
+	o.Recent = cmp.Or(o.Recent, 24*time.Hour)
 	x := newDiagnosis(o)
 	x.report = Report{Findings: []Finding{}, Checks: []Check{}}
 	x.loadConfig(ctx)
