@@ -142,7 +142,7 @@ var superviseSocket = regexp.MustCompile(` supervise .*--?socket[= ]"?([^ "]+)`)
 func (x *diagnosis) endpoint(ctx context.Context, d config.Driver) {
 	seen := d.Endpoint
 	if x.kubelet != nil { // it may have its own mount namespace
-		view := x.seenBy(x.kubelet, d.Endpoint)
+		view := x.procPath(x.kubelet.pid, "root", d.Endpoint)
 		if _, err := x.stat(ctx, view); err == nil {
 			seen = view
 		}

@@ -58,8 +58,8 @@ func (x *diagnosis) findKubelets(ctx context.Context, all []process) (found, roo
 		}
 		dir, err := look(ctx, x, x.procPath(p.pid, "fd"), func() (string, error) { return rootDir(x.procPath(p.pid)) })
 		if !p.root() {
-			if k := (kubelet{p, dir, err}); err == nil && x.sameFile(ctx, x.seenBy(&k, dir), x.config.Config.Kubelet.RootDir) {
-				rootless = append(rootless, k)
+			if err == nil && x.sameFile(ctx, x.procPath(p.pid, "root", dir), x.config.Config.Kubelet.RootDir) {
+				rootless = append(rootless, kubelet{p, dir, err})
 			} else {
 				ignored = append(ignored, p.String()+" is not a process of root")
 			}
@@ -195,7 +195,8 @@ func (x *diagnosis) listening(ctx context.Context, pid int) sockets {
 	return s
 }
 
-// procPath returns the path of a file of a process in /proc.
+// procPath returns the path of a file of a process in /proc. Below "root" are the files of the node
+// as the process sees them.
 func (x *diagnosis) procPath(pid int, elem ...string) string {
 	return filepath.Join(append([]string{x.o.Root, "proc", strconv.Itoa(pid)}, elem...)...)
 }
@@ -271,7 +272,7 @@ func (x *diagnosis) apiServer(ctx context.Context) (*url.URL, string) {
 	if !path.IsAbs(file) {
 		return nil, ""
 	}
-	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.seenBy(x.kubelet, file), maxProcFile) })
+	text, err := look(ctx, x, file, func() ([]byte, error) { return readSome(x.procPath(x.kubelet.pid, "root", file), maxProcFile) })
 	m := regexp.MustCompile(`(?m)^[^#\n]*?\bserver["']?: *["']?(https?://[^\s"',}]+)`).FindSubmatch(text)
 	if err != nil || m == nil {
 		return nil, ""

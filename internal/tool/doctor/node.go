@@ -62,7 +62,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 	// There are several where nodes are simulated or run in containers: select the one with the
 	// configured root directory. In a container the same path may be another directory.
 	same := slices.IndexFunc(found, func(k kubelet) bool {
-		return k.rootDir != "" && x.sameFile(ctx, x.seenBy(&k, k.rootDir), ours)
+		return k.rootDir != "" && x.sameFile(ctx, x.procPath(k.pid, "root", k.rootDir), ours)
 	})
 	if same < 0 { // their views may not be accessible
 		same = slices.IndexFunc(found, func(k kubelet) bool {
@@ -131,11 +131,6 @@ func (x *diagnosis) kubeletErrors(ctx context.Context, within time.Duration, pat
 	lines := x.o.Units.Journal(ctx, x.kubelet.service(), "--lines=100", "--reverse", fmt.Sprintf("--since=-%dms", within.Milliseconds()),
 		`--grep=\b[EF][0-9]{4} .*(`+pattern+")")
 	return slices.DeleteFunc(lines, func(line string) bool { return line == "" })
-}
-
-// seenBy returns a path in the kubelet's own view of the file system.
-func (x *diagnosis) seenBy(k *kubelet, file string) string {
-	return x.procPath(k.pid, "root", file)
 }
 
 func (x *diagnosis) sameFile(ctx context.Context, a, b string) bool {
@@ -240,7 +235,7 @@ func (x *diagnosis) watching(ctx context.Context) {
 	answer, err := look(ctx, x, x.procPath(x.kubelet.pid, "fdinfo"), func() (watching, error) {
 		return watches(x.procPath(x.kubelet.pid), x.registry())
 	})
-	view := x.seenBy(x.kubelet, x.registry())
+	view := x.procPath(x.kubelet.pid, "root", x.registry())
 	_, seen := x.stat(ctx, view)
 	point := x.mountOf(ctx, x.registry()).Point
 	switch {
