@@ -74,11 +74,7 @@ func doctorText(r doctor.Report, p page, named bool) string {
 	}
 	if len(healthy) > 0 {
 		b.WriteString(p.paint(bold, safetext.Count(len(healthy), "driver")+" without findings") + "\n")
-		names := strings.Join(healthy[:min(len(healthy), 3)], ", ")
-		if more := len(healthy) - 3; more > 0 {
-			names += fmt.Sprintf(", and %d more", more)
-		}
-		b.WriteString(p.hanging("  "+p.paint(green, "ok")+"       ", 2+resultWidth, names))
+		b.WriteString(p.hanging("  "+p.paint(green, "ok")+"       ", 2+resultWidth, safetext.Some(healthy, 3)))
 	}
 	b.WriteString("\n" + doctorSummary(r, p) + "\n")
 	for i, f := range r.Findings {

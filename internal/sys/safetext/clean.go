@@ -168,6 +168,14 @@ func Count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
+// Some formats the first ones of a list.
+func Some(list []string, shown int) string {
+	if more := len(list) - shown; more > 0 {
+		list = append(slices.Clone(list[:shown]), fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(list, ", ")
+}
+
 // UnitName reports whether s is the name of a systemd unit (systemd.unit(5)) that can be an
 // argument: it has only the characters of one, has a type, and cannot be read as an option.
 func UnitName(s string) bool {

@@ -212,7 +212,7 @@ func (x *diagnosis) notStarted(ctx context.Context) {
 		return slices.ContainsFunc(x.waiting, func(w podWait) bool { return w.pod == pod })
 	})
 	if x.kubelet != nil && len(pods) > 0 {
-		x.finding("", "volumes", "pods-not-started", "pods have run no container yet, and the kubelet has logged no error: "+some(pods),
+		x.finding("", "volumes", "pods-not-started", "pods have run no container yet, and the kubelet has logged no error: "+safetext.Some(pods, 5),
 			"they run, unless an image is pulled; the kubelet logs after 2 minutes that a pod waits for a volume",
 			note("with kubectl: see which pods; the PersistentVolume of each claim must name a driver that is registered on this node; else it is created again"),
 			optional(run("kubectl", "get", "pods", "-A", "--field-selector", "status.phase=Pending,spec.nodeName="+x.nodeName())),

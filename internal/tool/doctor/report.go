@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"csi-registrar/internal/sys/safetext"
@@ -135,15 +134,6 @@ func (x *diagnosis) finding(driver string, step Step, id ID, found, expected str
 		Found: safetext.Clean(found, maxText), Expected: safetext.Clean(expected, maxText), Fix: fix}
 	x.report.Findings = append(x.report.Findings, f)
 	x.checked(driver, step, f.Severity, "%s", f.Found)
-}
-
-// some formats the first ones of a list.
-func some(list []string) string {
-	const shown = 5
-	if more := len(list) - shown; more > 0 {
-		list = append(slices.Clone(list[:shown]), fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(list, ", ")
 }
 
 // kind returns the index in kinds, which has all ids.

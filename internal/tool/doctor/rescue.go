@@ -41,7 +41,7 @@ func (x *diagnosis) describe(ctx context.Context, all []misplaced) string {
 		}
 		texts = append(texts, text)
 	}
-	return some(texts)
+	return safetext.Some(texts, 5)
 }
 
 // written counts what is in the directory below a mount, as the rest of a sentence; empty if it

@@ -75,7 +75,8 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 	x.checked("", "volumes", OK, "%d mounted for pods, %d not yet, %d staged", published, waiting, staged)
 	for _, d := range sortedKeys(unmounted) {
 		if x.selected(d) && csiname.CheckName(d) == nil {
-			x.finding(d, "volumes", "volume-not-mounted", "published, and nothing is mounted there: "+some(unmounted[d])+": the kubelet does not check again while it runs",
+			dirs := safetext.Some(unmounted[d], 5)
+			x.finding(d, "volumes", "volume-not-mounted", "published, and nothing is mounted there: "+dirs+": the kubelet does not check again while it runs",
 				"a mount, unless this driver publishes without one",
 				note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
 		}
@@ -198,13 +199,14 @@ func (x *diagnosis) podsWait(driver string, all []podWait, set string, fix []Fix
 		}
 	}
 	slices.Sort(texts)
-	if strings.Contains(some(texts), "no space left") {
+	waits := safetext.Some(texts, 5)
+	if strings.Contains(waits, "no space left") {
 		fix = append([]Fix{note("make room on the file system that the error names"), run("df", "-h")}, fix...)
 	}
 	if !byDriver {
 		fix, set = nil, ""
 	}
-	x.finding(driver, "volumes", "pods-waiting", "pods wait for a volume: "+some(texts)+set, "it is mounted within a minute", append(objects, fix...)...)
+	x.finding(driver, "volumes", "pods-waiting", "pods wait for a volume: "+waits+set, "it is mounted within a minute", append(objects, fix...)...)
 }
 
 // causes are errors of the kubelet (v1.37), or of a driver, about objects of Kubernetes: what must

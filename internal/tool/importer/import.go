@@ -129,14 +129,7 @@ func (res *Result) refuse(where, hint, format string, args ...any) {
 }
 
 // from names the first workloads of a registrar.
-func (r Registrar) from() string {
-	const most = 5
-	names := strings.Join(r.Workloads[:min(len(r.Workloads), most)], ", ")
-	if more := len(r.Workloads) - most; more > 0 {
-		names += fmt.Sprintf(" and %d more", more)
-	}
-	return names
-}
+func (r Registrar) from() string { return safetext.Some(r.Workloads, 5) }
 
 func (r Registrar) equal(o Registrar) bool {
 	return o.Driver.Name == r.Driver.Name && o.RootDir == r.RootDir && o.Driver.Equal(r.Driver)
