@@ -12,6 +12,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"csi-registrar/internal/sys/safetext"
 )
 
 // Pool holds the calls of all Slots, at most one per path at a time.
@@ -78,7 +80,7 @@ func (p *Pool) Slot(path string, returned func()) *Slot {
 type NotAnswering struct{ Path string }
 
 func (e *NotAnswering) Error() string {
-	return fmt.Sprintf("the file system of %s does not answer", e.Path)
+	return fmt.Sprintf("the file system of %s does not answer", safetext.Word(e.Path))
 }
 
 // Get runs f and returns its result. If f takes longer than limit, Get abandons it and returns a

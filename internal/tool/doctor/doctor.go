@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"net"
@@ -26,7 +25,6 @@ import (
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/node/volumes"
 	"csi-registrar/internal/sys/mountinfo"
-	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/worker"
 )
 
@@ -166,9 +164,6 @@ func memo[T any](x *diagnosis, key any, f func() (T, error)) (T, error) {
 // *worker.NotAnswering.
 func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
 	value, err := worker.Get(ctx, x.pool.Slot(path, nil), fileTimeout, f, nil)
-	if errors.As(err, new(*worker.NotAnswering)) {
-		return value, fmt.Errorf("the file system of %s does not answer%w", safetext.Word(path), silent{err})
-	}
 	return value, bare(err)
 }
 
@@ -177,12 +172,6 @@ func (x *diagnosis) check(ctx context.Context, path string, f func() error) erro
 	_, err := look(ctx, x, path, func() (struct{}, error) { return struct{}{}, f() })
 	return err
 }
-
-// silent wraps an error without adding its text.
-type silent struct{ err error }
-
-func (s silent) Error() string { return "" }
-func (s silent) Unwrap() error { return s.err }
 
 // bare returns the error of the system call without its path, which is shown quoted or not at all.
 func bare(err error) error {
