@@ -160,27 +160,23 @@ func memo[T any](x *diagnosis, key any, f func() (T, error)) (T, error) {
 	return first.(func() (T, error))()
 }
 
-// look runs f, which accesses a file system and may never return. The error then wraps a
-// *worker.NotAnswering.
+// look runs f, which accesses a file system and may never return. The error is then a
+// *worker.NotAnswering, else that of the system call without its path, which is shown quoted or not
+// at all.
 func look[T any](ctx context.Context, x *diagnosis, path string, f func() (T, error)) (T, error) {
 	value, err := worker.Get(ctx, x.pool.Slot(path, nil), fileTimeout, f, nil)
-	return value, bare(err)
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return value, p.Err
+	}
+	if o, ok := errors.AsType[*net.OpError](err); ok {
+		return value, o.Err
+	}
+	return value, err
 }
 
 // check runs f, which accesses a file system and may never return, as look does.
 func (x *diagnosis) check(ctx context.Context, path string, f func() error) error {
 	_, err := look(ctx, x, path, func() (struct{}, error) { return struct{}{}, f() })
-	return err
-}
-
-// bare returns the error of the system call without its path, which is shown quoted or not at all.
-func bare(err error) error {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err
-	}
-	if o, ok := errors.AsType[*net.OpError](err); ok {
-		return o.Err
-	}
 	return err
 }
 
