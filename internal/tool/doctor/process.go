@@ -38,25 +38,18 @@ type process struct {
 
 // processes lists the running processes. seen is false if those of other users are hidden.
 func (x *diagnosis) processes(ctx context.Context) (all []process, seen bool) {
-	pids, err := look(ctx, x, x.proc(), func() (pids []int, err error) {
-		entries, err := os.ReadDir(x.proc())
-		for _, e := range entries {
-			if pid, err := strconv.Atoi(e.Name()); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-		return pids, err
-	})
+	entries, err := look(ctx, x, x.proc(), func() ([]os.DirEntry, error) { return os.ReadDir(x.proc()) })
 	if err != nil {
 		return nil, false
 	}
-	for _, pid := range pids {
+	for _, e := range entries {
+		pid, _ := strconv.Atoi(e.Name()) // 0, which process refuses, for what is no process
 		if p, ok := x.process(ctx, pid); ok {
 			all = append(all, p)
 		}
+		seen = seen || pid == 1 // with hidepid= not even init is visible
 	}
-	// With hidepid= not even init is visible.
-	return all, slices.Contains(pids, 1)
+	return all, seen
 }
 
 // process returns one process; not ok if it is gone or hidden.
