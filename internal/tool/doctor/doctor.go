@@ -188,6 +188,16 @@ func (x *diagnosis) selected(name string) bool {
 	return !x.named() || slices.Contains(x.o.Drivers, name)
 }
 
+// enabledDrivers returns the names of the drivers that have an enabled table.
+func (x *diagnosis) enabledDrivers() (names []string) {
+	for _, d := range x.config.Config.Drivers {
+		if d.Enabled {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
 func (x *diagnosis) registry() string {
 	return rootdir.PluginsRegistry(x.config.Config.Kubelet.RootDir)
 }

@@ -68,10 +68,9 @@ func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 // the configured drivers: the kubelet never stops trying to connect to them.
 func (x *diagnosis) staleSockets(ctx context.Context) {
 	for _, p := range x.stale {
-		if file, ok := rootdir.DriverName(path.Base(p.path)); ok {
-			if d, configured := x.config.Config.Driver(file); configured && d.Enabled && path.Dir(p.path) == x.registry() {
-				continue // it is checked with its driver
-			}
+		name, ours := rootdir.DriverName(path.Base(p.path))
+		if d, _ := x.config.Config.Driver(name); ours && d.Enabled && path.Dir(p.path) == x.registry() {
+			continue // it is checked with its driver
 		}
 		x.finding("", "registrars", "plugin-socket-stale", "nobody listens on "+safetext.Word(p.path)+": the kubelet keeps trying to connect",
 			"it is removed: the program that created it has ended, and removes it at its next start", x.remove(ctx, p.path, unixsock.File{})...)

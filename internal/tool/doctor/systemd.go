@@ -221,12 +221,7 @@ func (x *diagnosis) enabled(ctx context.Context, driver string, step Step, unit 
 // store checks the descriptor store, which keeps registrations over a restart of the daemon, and
 // the watchdog.
 func (x *diagnosis) store(p map[string]string) {
-	enabled := 0
-	for _, d := range x.config.Config.Drivers {
-		if d.Enabled {
-			enabled++
-		}
-	}
+	enabled := len(x.enabledDrivers())
 	problem := func(id ID, found, loses, expected, directive string) {
 		x.finding("", "descriptor store", id, found+": at each restart of csi-registrar the kubelet loses "+loses+" for a moment",
 			expected+" as shipped", override(serviceUnit, "Service", directive)...)

@@ -81,7 +81,7 @@ func (x *diagnosis) checkVolumes(ctx context.Context) {
 				note("the kubelet, restarted, publishes again what a pod still uses, and unpublishes the rest"), x.kubelet.restart())
 		}
 	}
-	x.waitingForOthers(ctx)
+	x.waitingForOthers()
 	x.notStarted(ctx)
 }
 
@@ -154,13 +154,8 @@ func (x *diagnosis) failedMounts(ctx context.Context) (all []podWait) {
 
 // waitingForOthers finds the drivers for which pods wait, and reports pods that wait for none that
 // has an enabled table.
-func (x *diagnosis) waitingForOthers(ctx context.Context) {
-	var enabled []string
-	for _, d := range x.config.Config.Drivers {
-		if d.Enabled {
-			enabled = append(enabled, d.Name)
-		}
-	}
+func (x *diagnosis) waitingForOthers() {
+	enabled := x.enabledDrivers()
 	others := map[string][]podWait{}
 	for i := range x.waiting {
 		w := &x.waiting[i]
@@ -271,10 +266,8 @@ func (x *diagnosis) logs(d config.Driver, server server) []Fix {
 // as the rest of a sentence; empty if there are none.
 func (x *diagnosis) stuckVolumes() string {
 	n := 0
-	for _, d := range x.config.Config.Drivers {
-		if d.Enabled {
-			n += x.volumesOf(d.Name)
-		}
+	for _, name := range x.enabledDrivers() {
+		n += x.volumesOf(name)
 	}
 	if n == 0 {
 		return ""
