@@ -214,16 +214,15 @@ func (x *diagnosis) disabled(d config.Driver) {
 // cannot unmount the volumes of one that nobody registers, and the daemon withdraws one that it
 // still registers as soon as they are unmounted.
 func (x *diagnosis) withoutTable(ctx context.Context) {
-	var names []string
+	names := map[string]bool{}
 	for _, v := range x.volumes {
 		d, _ := x.config.Config.Driver(v.Driver)
 		invalid := slices.Contains(x.config.Faulty, v.Driver) // which is reported
-		if x.selected(v.Driver) && csiname.CheckName(v.Driver) == nil && !d.Enabled && !invalid && !slices.Contains(names, v.Driver) {
-			names = append(names, v.Driver)
+		if x.selected(v.Driver) && csiname.CheckName(v.Driver) == nil && !d.Enabled && !invalid {
+			names[v.Driver] = true
 		}
 	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range sortedKeys(names) {
 		inUse := safetext.Count(x.volumesOf(name), "volume") + " in use, "
 		_, disabled := x.config.Config.Driver(name)
 		switch st, _ := x.daemon.Driver(name); {
