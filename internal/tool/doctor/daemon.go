@@ -185,10 +185,9 @@ func (x *diagnosis) sandbox(ctx context.Context, p map[string]string) {
 		fix = []Fix{note("give the kubelet a root directory elsewhere, or see nodes.md for how to open %s and what else is in it", safetext.ShellWord(above))}
 		hidden = true
 	}
-	switch {
-	case writable && !hidden:
+	if writable && !hidden {
 		x.checked("", "sandbox", OK, "the daemon may write below %s", shown)
-	default:
+	} else {
 		x.finding("", "sandbox", "root-dir-not-writable", found, expected, fix...)
 	}
 }
