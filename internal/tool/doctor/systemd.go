@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"csi-registrar/internal/sys/rate"
 	"csi-registrar/internal/sys/safetext"
 )
 
@@ -107,13 +108,8 @@ func (x *diagnosis) askUnit(ctx context.Context) {
 func (x *diagnosis) awaitUnit(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, restartTime)
 	defer cancel()
-	for slices.Contains([]string{"deactivating", "activating"}, x.properties["ActiveState"]) {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(restartTime / 10):
-			x.askUnit(context.WithoutCancel(ctx))
-		}
+	for slices.Contains([]string{"deactivating", "activating"}, x.properties["ActiveState"]) && rate.Pause(ctx, restartTime/10) {
+		x.askUnit(context.WithoutCancel(ctx))
 	}
 }
 
