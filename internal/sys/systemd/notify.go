@@ -3,6 +3,7 @@
 package systemd
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"strings"
@@ -114,8 +115,5 @@ func (n *Notifier) send(message string, fd int, limit time.Duration) error {
 		}
 		return sent != unix.EAGAIN
 	})
-	if err != nil {
-		return err
-	}
-	return sent
+	return cmp.Or(err, sent)
 }
