@@ -103,10 +103,7 @@ func (c container) replace(s string, vars map[string]variable) (string, error) {
 		err = cmp.Or(err, v.err)
 		return v.value
 	})
-	if err != nil {
-		return "", err
-	}
-	return value, nil
+	return value, err
 }
 
 // hostPath returns the path on the node of a path in the container.
