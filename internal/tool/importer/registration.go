@@ -34,9 +34,8 @@ type registration struct {
 
 // register adds the registrars of a workload.
 func (o *objects) register(w *workload) {
-	all := w.pod.all()
 	useful := false
-	for _, c := range all {
+	for _, c := range w.pod.all() {
 		switch {
 		case !c.isRegistrar():
 		case w.forWindows(c):
