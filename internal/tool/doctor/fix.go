@@ -16,7 +16,6 @@ import (
 	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/node/rootdir"
 	"csi-registrar/internal/sys/safetext"
-	"csi-registrar/internal/sys/trust"
 	"csi-registrar/internal/sys/unixsock"
 )
 
@@ -101,8 +100,7 @@ func reloadUnits() []Fix {
 // rootOnly reports whether only root can change the directories and links on a path, so that a
 // command with that path still affects the same file when it is run later.
 func (x *diagnosis) rootOnly(ctx context.Context, file string) bool {
-	dir := path.Dir(path.Clean(file)) // the file itself may not answer
-	return x.check(ctx, dir, func() error { return trust.SocketOwner("root").Path(dir) }) == nil
+	return x.trusted(ctx, path.Dir(path.Clean(file))) == nil // the file itself may not answer
 }
 
 // remove returns the lines that remove a file.
