@@ -97,7 +97,7 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 			_, line := x.placeInUnit(ctx, who.unit, "csi-registrar supervise")
 			if waits := superviseSocket.FindStringSubmatch(line); waits != nil && path.Clean(waits[1]) != d.Socket {
 				again += "; its csi-registrar supervise waits at " + safetext.Word(waits[1]) + ", not at the driver's socket"
-				fix = x.correctEndpoint(ctx, d, who.unit, waits[1], d.Socket)
+				fix = x.correctEndpoint(ctx, who.unit, waits[1], d.Socket)
 			}
 			s := x.serverOf(ctx, d.Name, who)
 			problem("driver-unit-restarting", again, "it keeps running", slices.Concat(s.log(), fix, s.start())...)

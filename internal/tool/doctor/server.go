@@ -201,11 +201,11 @@ func (x *diagnosis) missing(ctx context.Context, d config.Driver, found string, 
 	switch {
 	case len(sockets) == 1:
 		found += fmt.Sprintf("; its process %d listens on %s", pid, safetext.Word(sockets[0]))
-		fix = append(x.correctEndpoint(ctx, d, last.unit, sockets[0], d.Socket), last.start()...)
+		fix = append(x.correctEndpoint(ctx, last.unit, sockets[0], d.Socket), last.start()...)
 	case len(ports) > 0:
 		found += fmt.Sprintf("; its process %d listens on TCP port %s: a driver's flag --endpoint must name a Unix socket", pid, strings.Join(ports, ", "))
 		line, _ := readSome(x.procPath(pid, "cmdline"), maxProcFile) // an error: it has ended
-		fix = append(x.correctEndpoint(ctx, d, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
+		fix = append(x.correctEndpoint(ctx, last.unit, cmp.Or(string(tcpAddress.Find(line)), "its address"), "unix://"+d.Socket), last.start()...)
 	case wrong != "" && !certain(correct):
 	case wrong != "" && last.unit != "":
 		fix = slices.Concat(correct, slices.DeleteFunc(last.revive, Fix.IsComment), last.start())
@@ -236,7 +236,7 @@ var tcpAddress = regexp.MustCompile(`tcp:[^\x00]*`)
 var plainAddress = regexp.MustCompile(`^[\w./:@-]+$`)
 
 // correctEndpoint returns the edit after which a driver that listens elsewhere has its own socket.
-func (x *diagnosis) correctEndpoint(ctx context.Context, d config.Driver, unit, given, right string) []Fix {
+func (x *diagnosis) correctEndpoint(ctx context.Context, unit, given, right string) []Fix {
 	place, _ := x.placeInUnit(ctx, unit, given)
 	edit := note("in %s write %s in place of %s, then run the next lines", cmp.Or(place, "its unit"), safetext.ShellWord(right), safetext.ShellWord(given))
 	if i := strings.LastIndexByte(place, ':'); strings.HasPrefix(place, "/etc/") && plainAddress.MatchString(given) && plainAddress.MatchString(right) {
