@@ -64,8 +64,6 @@ type View struct {
 	dev, ino uint64
 	// Mount is the mount that the directory is on.
 	Mount Mount
-	// All are the mounts that the process sees.
-	All []Mount
 }
 
 // Look returns the view that a process has of a directory. It blocks for as long as the file system
@@ -88,7 +86,7 @@ func Look(proc, process, dir string) (View, error) {
 	all, err := Read(proc, process)
 	_, id, _ := strings.Cut(string(info), "mnt_id:")
 	id, _, _ = strings.Cut(strings.TrimSpace(id), "\n")
-	v := View{dev: uint64(st.Dev), ino: st.Ino, Mount: Mount{ID: id}, All: all}
+	v := View{dev: uint64(st.Dev), ino: st.Ino, Mount: Mount{ID: id}}
 	if i := slices.IndexFunc(all, func(m Mount) bool { return m.ID == id }); i >= 0 {
 		v.Mount = all[i]
 	}
