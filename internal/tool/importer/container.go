@@ -26,11 +26,9 @@ func (c container) flag(name string) (value string, found bool, err error) {
 		args = slices.Concat(c.Command[1:], c.Args)
 	}
 	for i, arg := range args {
-		if !strings.HasPrefix(arg, "-") {
-			continue
-		}
-		key, given, hasValue := strings.Cut(strings.TrimPrefix(arg[1:], "-"), "=")
-		if key != name {
+		rest, isFlag := strings.CutPrefix(arg, "-")
+		key, given, hasValue := strings.Cut(strings.TrimPrefix(rest, "-"), "=")
+		if !isFlag || key != name {
 			continue
 		}
 		if !hasValue {
