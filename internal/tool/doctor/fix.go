@@ -33,13 +33,11 @@ func (f Fix) IsComment() bool { return f.Command.Name == "" || f.Optional }
 
 // String returns the line as it is pasted.
 func (f Fix) String() string {
-	switch {
-	case f.Command.Name == "":
-		return "# " + f.Comment
-	case f.Optional:
-		return "# " + f.Command.String()
+	text := cmp.Or(f.Comment, f.Command.String())
+	if f.IsComment() {
+		return "# " + text
 	}
-	return f.Command.String()
+	return text
 }
 
 // optional returns the line of a command that a person may run.
