@@ -281,9 +281,8 @@ func (x *diagnosis) lookalike(ctx context.Context, driver string) (why string, f
 // usualSocket returns the socket at which a driver without a valid table answers; empty if it is
 // not where drivers usually listen.
 func (x *diagnosis) usualSocket(ctx context.Context, driver string) string {
-	var d config.Driver
-	d.Name, d.Socket, d.SocketOwner = driver, filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock"), "root"
-	return x.nearby(ctx, d)
+	usual := filepath.Join(x.config.Config.Kubelet.RootDir, "plugins", driver, "csi.sock")
+	return x.nearby(ctx, config.DefaultDriver(driver, usual))
 }
 
 // ignoredTable returns a file in dir with a table of the driver that config.Load ignores, and a
