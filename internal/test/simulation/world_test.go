@@ -218,7 +218,8 @@ func (w *world) violated(rule, format string, args ...any) {
 func (w *world) removedByDaemon(p *process, name string, n *node) {
 	stale := n.mode&syscall.S_IFMT == syscall.S_IFSOCK && (n.sock == nil || n.sock.refs == 0)
 	driver := driverOf(name)
-	if table := w.admin.tables[driver]; table != nil && !table.Enabled && w.of(driver).unwantedAt.Before(p.started) && time.Since(w.admin.editedAt) > patience {
+	inForce := !w.disturbed(p) && !w.admin.broken && time.Since(w.admin.editedAt) > 2*patience+5*time.Second
+	if table := w.admin.tables[driver]; inForce && table != nil && !table.Enabled && w.of(driver).unwantedAt.Before(p.started) {
 		stale = stale && (p.handed[driver] || w.files.nodes[recordOf(driver)] != nil)
 	}
 	if n.maker != "daemon" && !stale {
