@@ -86,8 +86,16 @@ func (w *world) resumeFS() error {
 // settled reports whether the daemon itself has had no fault for the given time, and a condition
 // that began at from has lasted that long.
 func (w *world) settled(from time.Time, long time.Duration) bool {
-	now := time.Now()
-	return w.ready() && !w.daemon.frozen && now.Sub(w.awayAt) > long && now.Sub(from) > long && now.Sub(w.registryAt) > long
+	if !w.ready() || w.daemon.frozen {
+		return false
+	}
+	// awayAt does not tell of a daemon that was restarted, and was ready, between two checks.
+	for _, at := range []time.Time{from, w.awayAt, w.daemon.began, w.daemon.readyAt, w.registryAt} {
+		if time.Since(at) <= long {
+			return false
+		}
+	}
+	return true
 }
 
 // startWhileFSHangs restarts the daemon while the file system of some drivers hangs: it must start
