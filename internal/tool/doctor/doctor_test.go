@@ -1080,6 +1080,15 @@ func TestKubeletWithoutAnAPIServer(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
+	// It tries again, as after kubeadm join.
+	const failed, registered = "E1128 " + auth, `I1128 "Successfully registered node" node="w-7"`
+	for journal, want := range map[string]bool{failed + "\n" + registered: false, registered + "\n" + failed: true} {
+		n := newNode(t)
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "journal": journal}
+		if f, found := finding(n.examine(), "node-not-updated"); found != want {
+			t.Errorf("after %q: %+v", journal, f)
+		}
+	}
 }
 
 // A kubelet that calls its Node by another name than its credentials is refused.

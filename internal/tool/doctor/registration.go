@@ -265,11 +265,14 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 	unit, wrong := x.kubelet.service(), ""
 	last := append(x.kubeletErrors(ctx, nodeRound, "not allowed to modify node |only its own Node object|Unable to register node with API server|"+
 		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|timeout|deadline|x509|EOF)"), "")[0]
+	tries := strings.Join(x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep=Unable to register node|"+registeredNode.String()), "\n")
+	if latest, _, _ := strings.Cut(tries, "\n"); registeredNode.MatchString(latest) && strings.Contains(last, "Unable to register node") {
+		last = ""
+	}
+	names := registeredNode.FindAllStringSubmatch(tries, -1)
 	if strings.Contains(last, "not allowed to modify node ") || strings.Contains(last, "only its own Node object") {
 		wrong = ", which it may not write: " + safetext.Quote(last)
 	}
-	lines := x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep="+registeredNode.String())
-	names := registeredNode.FindAllStringSubmatch(strings.Join(lines, "\n"), -1)
 	if n := len(names) - 1; n > 0 && names[0][1] != names[n][1] {
 		wrong = ", and in the last hour it called it " + safetext.Word(names[n][1]) + ", whose pods have ended"
 	}
