@@ -140,7 +140,7 @@ var configWord = regexp.MustCompile(`[\w./:-]+[\w]`)
 // missingUnits returns the units that a unit requires and that do not exist or are masked, as the
 // rest of a sentence, and what to do about them.
 func (x *diagnosis) missingUnits(ctx context.Context, unit, requires string) (text string, fix []Fix) {
-	for required := range strings.FieldsSeq(requires) {
+	for _, required := range elements(requires) {
 		p := x.show(ctx, required)
 		if p["ActiveState"] == "failed" {
 			set, undo := x.dropIns(ctx, required)
@@ -170,7 +170,7 @@ func (x *diagnosis) awaited(ctx context.Context, unit string, p map[string]strin
 	if job := p["Job"]; p["ActiveState"] != "inactive" || job == "" || job == "0" {
 		return "", nil
 	}
-	for after := range strings.FieldsSeq(p["After"]) {
+	for _, after := range elements(p["After"]) {
 		if x.show(ctx, after)["ActiveState"] == "activating" {
 			set, undo := x.dropIns(ctx, unit)
 			text += ", and its start waits for " + safetext.Word(after) + ", which has not finished its own" + set
@@ -184,7 +184,7 @@ func (x *diagnosis) awaited(ctx context.Context, unit string, p map[string]strin
 // environment.
 func (x *diagnosis) unitFiles(ctx context.Context, unit string) []string {
 	p := x.show(ctx, unit)
-	files := strings.Fields(p["FragmentPath"] + " " + p["DropInPaths"])
+	files := elements(p["FragmentPath"] + " " + p["DropInPaths"])
 	for line := range strings.Lines(p["EnvironmentFiles"]) {
 		file, _, _ := strings.Cut(strings.TrimSpace(line), " (")
 		files = append(files, file)

@@ -192,7 +192,7 @@ func (x *diagnosis) dropIns(ctx context.Context, unit string) (set string, fix [
 	if own := p["FragmentPath"]; aside && err == nil && !ofPackage(own) {
 		set, fix = "; "+safetext.Word(own)+" is in place of the unit of the package", []Fix{setAside(own)}
 	}
-	for _, file := range strings.Fields(p["DropInPaths"]) {
+	for _, file := range elements(p["DropInPaths"]) {
 		text := x.readFile(ctx, file)
 		if text == nil || ofPackage(file) || aside && file == rootdir.DropInFile {
 			continue

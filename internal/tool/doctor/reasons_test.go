@@ -398,6 +398,13 @@ func TestDriverThatRequiresNothingThere(t *testing.T) {
 		lines(f.Fix) != "# install what has iscsid.service, or take it out of "+file+":2\nsystemctl daemon-reload" {
 		t.Errorf("%+v", f)
 	}
+	// As systemd 257 prints the slice of csi-nfs@a.service.
+	n.units[`system-csi\x2dnfs.slice`] = map[string]string{"LoadState": "loaded", "ActiveState": "active"}
+	n.units["csi-nfs.service"]["Requires"] = `"system-csi\\x2dnfs.slice" sysinit.target`
+	n.units["sysinit.target"] = map[string]string{"LoadState": "loaded", "ActiveState": "active"}
+	if f, found := finding(n.examine(), "unit-not-enabled"); found {
+		t.Errorf("%+v", f)
+	}
 }
 
 // A driver whose unit is not enabled is gone after the next boot.

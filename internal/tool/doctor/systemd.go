@@ -123,6 +123,18 @@ func (x *diagnosis) show(ctx context.Context, unit string) map[string]string {
 	return p
 }
 
+// elements splits a property that is a list. systemd (257) quotes elements with a backslash, as in
+// the name of the slice of a template's instances.
+func elements(property string) []string {
+	list := strings.Fields(property)
+	for i, e := range list {
+		if plain, err := strconv.Unquote(e); err == nil && e[0] == '"' {
+			list[i] = plain
+		}
+	}
+	return list
+}
+
 // unit checks how systemd runs the daemon.
 func (x *diagnosis) unit(ctx context.Context) {
 	p, err := x.properties, x.propertiesErr
