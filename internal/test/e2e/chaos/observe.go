@@ -37,6 +37,12 @@ func (w *world) heard(line string) {
 			w.violated("%s%s", why, w.history.story(name))
 		}
 		w.history.noteAt(e.at, name, logged, e.msg+", cause "+e.fields["cause"]+", "+e.fields["reason"])
+	case e.msg == "registration socket that nobody serves removed":
+		// Of a driver that was disabled or removed before this daemon read the files.
+		name, _ = rootdir.DriverName(filepath.Base(e.fields["path"]))
+		if w.history.between(name, e.at.Add(-becauseWithin), e.at, byConfig) != nil {
+			w.history.noteAt(e.at, name, logged, e.msg)
+		}
 	case e.level == "ERROR" && e.msg != "error in the configuration":
 		w.figures["errors in the log"]++
 		w.say("ERROR %s", line)
