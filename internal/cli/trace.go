@@ -61,8 +61,8 @@ func setupTrace(fs *flag.FlagSet) runner {
 	}
 }
 
-// runTrace copies calls and shows them until ctx is done, also without room for their record: the
-// kubelet has no other way to the driver.
+// runTrace copies calls and shows them until ctx is done. It goes on if their record cannot be
+// written: the kubelet has no other way to the driver.
 func runTrace(ctx context.Context, e *env, o traceOptions, l trace.Listener, dial trace.Dial) (err error) {
 	rec := trace.NewRecorder(o.show)
 	out := traceWriter{rec: rec, e: e, json: o.json, table: trace.NewTable(e.page().columns)}

@@ -77,9 +77,9 @@ func (r *configReloader) read(ctx context.Context) *config.Result {
 	return res
 }
 
-// keep returns the configuration in the files, with the settings that just disappeared from them;
-// if they have errors, inForce. A renamed driver with volumes in use is one, until they are
-// unmounted.
+// keep returns the configuration in the files, with the settings that just disappeared from them.
+// If the files have errors, it returns inForce. To rename a driver is an error while its volumes
+// are in use.
 func (r *configReloader) keep(res *config.Result, inForce *config.InForce, atOnce bool, volumes *volumeCount) *config.InForce {
 	if res.RejectRenamed(inForce, volumes.mustStay) {
 		r.next = rate.Earliest(r.next, time.Now().Add(r.grace.Period))

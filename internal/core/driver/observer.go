@@ -193,8 +193,8 @@ func (o *Observer) ask(ctx context.Context, byHint bool, now time.Time) {
 	rate.Hint(o.hints)
 }
 
-// slow shows that a driver that is not ready has not answered for a while. One that is hanging
-// stays so until the query ends; one that was absent is back, even if it is gone again by then.
+// slow shows that a driver that is not ready has not answered for a while. A hanging driver stays
+// hanging until the query ends. An absent one is back: it counts as a restart.
 func (o *Observer) slow(rep status.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

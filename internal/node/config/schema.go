@@ -37,8 +37,8 @@ type Connection struct {
 	Timeout     time.Duration     // of GetPluginInfo and Probe; above 0
 	SocketOwner trust.SocketOwner // who besides root may serve Socket
 
-	// OwnerUnknown: the SocketOwner was lost with the table, so that whom it does not trust is no
-	// mismatch. It is not a key of the table.
+	// OwnerUnknown means that the SocketOwner was lost with the table. A socket of another owner
+	// is no mismatch then. It is not a key of the table.
 	OwnerUnknown bool
 }
 

@@ -175,7 +175,7 @@ func (r *reader) add(v Volume) {
 }
 
 // DropRegistered removes the drivers from counts that have a registration socket in registry, on
-// which somebody listens. One that does not answer is that of the driver in its name.
+// which somebody listens. If it does not answer, its name tells the driver.
 func DropRegistered(ctx context.Context, pool *worker.Pool, registry string, counts map[string]status.Volumes) error {
 	if len(counts) == 0 {
 		return nil
