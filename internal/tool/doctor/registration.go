@@ -257,14 +257,14 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 const nodeRound = 30 * time.Second
 
 // nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
-// starts (kubelet v1.37).
+// starts (kubelet v1.37). Errors of its requests name their URL, with ?timeout=10s.
 func (x *diagnosis) nodeObject(ctx context.Context) {
 	if x.kubelet == nil {
 		return
 	}
 	unit, wrong := x.kubelet.service(), ""
 	last := append(x.kubeletErrors(ctx, nodeRound, "not allowed to modify node |only its own Node object|Unable to register node with API server|"+
-		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|timeout|deadline|x509|EOF)"), "")[0]
+		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|[^?]timeout|deadline|x509|EOF)"), "")[0]
 	tries := strings.Join(x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep=Unable to register node|"+registeredNode.String()), "\n")
 	if latest, _, _ := strings.Cut(tries, "\n"); registeredNode.MatchString(latest) && strings.Contains(last, "Unable to register node") {
 		last = ""
