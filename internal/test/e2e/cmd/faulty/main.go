@@ -123,12 +123,15 @@ func deaf(ctx context.Context, path string) error {
 	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 0)); err != nil {
 		return err
 	}
+	// The daemon may have been faster and have taken the place: it keeps it, since nobody accepts.
 	c, err := net.Dial("unix", path)
-	if err != nil {
+	if err == nil {
+		defer c.Close()
+	} else if !errors.Is(err, unix.EAGAIN) {
 		return err
 	}
 	<-ctx.Done()
-	return errors.Join(c.Close(), unix.Close(fd))
+	return unix.Close(fd)
 }
 
 // kubelet listens where doctor recognizes a kubelet, and does only the first steps of a
