@@ -28,9 +28,9 @@ const (
 // Two versions, to go from one to the other: the first one, and this tree.
 const older, newer = "0.1.0", "0.1.99"
 
-// first is the commit of version 0.1.0, as long as it has no tag: one that writes the records of
-// today. With a change of the record each driver is registered once more in either direction.
-const first = "b5d72eb9b4c6eb52bfcc8621d768ebf83641c92c"
+// first is the commit of version 0.1.0, for clones without its tag. With a change of the record
+// each driver is registered once more in either direction.
+const first = "5249d142c71884856ffa2fb14aa1752e44281891"
 
 // checkOut puts the source of version older into dir: the tagged commit, or first if there is no
 // tag. In a tree without history, this tree is used.
