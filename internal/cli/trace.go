@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"csi-registrar/internal/core/control"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 	"csi-registrar/internal/tool/trace"
@@ -52,6 +53,12 @@ func setupTrace(fs *flag.FlagSet) runner {
 		}
 		if slices.Contains(o.show, "") {
 			return usagef("--show needs a key")
+		}
+		signal.Ignore(syscall.SIGPIPE) // a write without a reader fails, and pending calls are forwarded
+		if !signal.Ignored(syscall.SIGHUP) {
+			var stop context.CancelFunc
+			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP) // the terminal is gone
+			defer stop()
 		}
 		l, dial, err := between(ctx, o.listen, o.connect)
 		if err != nil {
@@ -214,7 +221,7 @@ func (w *traceWriter) write() error {
 func (w *traceWriter) call(c trace.Call) error {
 	c.Time = c.Time.In(w.e.now().Location())
 	if c.End != trace.Running && w.record != nil {
-		if err := writeJSON(w.record, c, ""); err != nil {
+		if _, err := w.record.Write(control.Marshal(c)); err != nil {
 			w.record, w.recordErr = nil, fmt.Errorf("cannot write the record: %w", err)
 			fmt.Fprintf(w.e.stderr, "warning: %v; calls are still forwarded\n", w.recordErr)
 		}
@@ -223,7 +230,8 @@ func (w *traceWriter) call(c trace.Call) error {
 	case w.json && c.End == trace.Running:
 		return nil
 	case w.json:
-		return writeJSON(w.e.stdout, c, "")
+		_, err := w.e.stdout.Write(control.Marshal(c))
+		return err
 	}
 	var b strings.Builder
 	b.WriteString(w.table.Row(c) + "\n")

@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -15,6 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"csi-registrar/internal/test/fake"
+	"csi-registrar/internal/tool/trace"
 )
 
 // A call that is pending when a trace is ended still gets its answer: the kubelet waits for it for
@@ -60,6 +65,100 @@ func TestTraceForwardsPendingCallsAtItsEnd(t *testing.T) {
 	}
 	if got := <-code; got != 0 || !strings.Contains(s.stdout.String(), "NodeGetInfo") {
 		t.Errorf("exit code %d, %q, %q", got, s.stdout, s.stderr)
+	}
+}
+
+// A trace whose reader ends, or whose terminal closes, ends as after Ctrl-C: its pending calls are
+// answered, and its socket is removed.
+func TestTraceWithoutItsTerminal(t *testing.T) {
+	for what, leave := range map[string]func(p *os.Process, stdout io.Closer, call func()){
+		"no reader": func(_ *os.Process, stdout io.Closer, call func()) {
+			stdout.Close()
+			call() // its row cannot be written
+		},
+		"hangup": func(p *os.Process, _ io.Closer, _ func()) { _ = p.Signal(syscall.SIGHUP) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel() // it mostly waits
+			dir := fake.ShortDir(t)
+			called, answer := make(chan struct{}), make(chan struct{})
+			hold := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+				if strings.HasSuffix(info.FullMethod, "/NodeGetInfo") {
+					close(called)
+					<-answer
+				}
+				return handle(ctx, req)
+			}
+			d := fake.NewDriver(filepath.Join(dir, "s"), fake.Healthy("a.example"), grpc.UnaryInterceptor(hold))
+			if _, err := d.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(d.Kill)
+			listen := filepath.Join(dir, "l")
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "trace", "--listen", listen, "--connect", d.Socket)
+			cmd.Env = append(os.Environ(), asProgram+"=yes")
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			stderr, err := cmd.StderrPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil { // it listens
+				t.Fatalf("%q: %v", line, err)
+			}
+			cc, err := grpc.NewClient("unix:"+listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer cc.Close()
+			answered := make(chan error, 1)
+			go func() {
+				_, err := csi.NewNodeClient(cc).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+				cc.Close() // an idle connection would be waited for
+				answered <- err
+			}()
+			<-called
+			leave(cmd.Process, stdout, func() {
+				if _, err := csi.NewIdentityClient(cc).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); err != nil {
+					t.Error(err)
+				}
+			})
+			if line, err := bufio.NewReader(stderr).ReadString('\n'); !strings.Contains(line, "waiting for pending calls") {
+				t.Errorf("%q: %v", line, err)
+			}
+			close(answer)
+			if err := <-answered; err != nil {
+				t.Errorf("the pending call: %v", err)
+			}
+			if _, err := io.Copy(io.Discard, stderr); err != nil {
+				t.Error(err)
+			}
+			if _, ok := errors.AsType[*exec.ExitError](cmd.Wait()); ok && cmd.ProcessState.ExitCode() != exitFailed {
+				t.Errorf("it ended with %s", cmd.ProcessState)
+			}
+			if _, err := os.Lstat(listen); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("its socket is still there: %v", err)
+			}
+		})
+	}
+}
+
+// Nothing that a driver answers reaches a terminal as it is, with --json neither.
+func TestTraceEscapesControlCharacters(t *testing.T) {
+	for _, json := range []bool{true, false} {
+		s := newSession()
+		w := traceWriter{rec: trace.NewRecorder(nil), e: s.env, json: json, table: trace.NewTable(80)}
+		if err := w.call(trace.Call{Volume: "v\u009b31m\u202ex\u007f", End: "OK"}); err != nil {
+			t.Fatal(err)
+		}
+		if out := s.stdout.String(); strings.ContainsAny(out, "\u009b\u202e\u007f") || !strings.Contains(out, "31m") {
+			t.Errorf("%q", out)
+		}
 	}
 }
 
