@@ -85,8 +85,10 @@ func (c *Client) Metrics(ctx context.Context) ([]byte, error) {
 	return text, nil
 }
 
-// call is send for an answer that is read as a whole.
+// call is send for an answer that is read as a whole: within twice the limit.
 func (c *Client) call(ctx context.Context, method, target string, limit time.Duration) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*limit, fmt.Errorf("its answer did not end within %s", 2*limit))
+	defer cancel()
 	body, err := c.send(ctx, method, target, limit)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -61,5 +62,29 @@ func TestLargestAnswer(t *testing.T) {
 		if _, err := decode([]byte(doc)); (err == nil) != ok {
 			t.Errorf("%d objects: %v", n, err)
 		}
+	}
+}
+
+// TestAnswerThatDoesNotEnd checks that a command does not wait for the rest of an answer.
+func TestAnswerThatDoesNotEnd(t *testing.T) {
+	path := filepath.Join(fake.ShortDir(t), "control.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"))
+		}
+	}()
+	c := &Client{path: path, limit: 50 * time.Millisecond}
+	if _, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "its answer did not end within 100ms") {
+		t.Errorf("%v", err)
 	}
 }
