@@ -131,7 +131,10 @@ func call[Q, A any](q *inquiry, t *conn, method string, limit time.Duration, do 
 // restart, directories are mounted late, and a mismatch withdraws the registration.
 func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 	path := q.cfg.Endpoint
-	if file.FileID == (unixsock.FileID{}) || file.FileID == q.conn.file.FileID {
+	switch {
+	case file.FileID == unixsock.FileID{} && q.reached:
+		return finding{status.Starting, fmt.Sprintf("the endpoint %s, which the kubelet was told, is gone: fix the key endpoint, or remove it", path)}
+	case file.FileID == unixsock.FileID{} || file.FileID == q.conn.file.FileID:
 		return finding{} // not visible, or the same socket
 	}
 	if !file.IsSocket() {
@@ -155,6 +158,7 @@ func (q *inquiry) checkEndpoint(file unixsock.File) finding {
 		return finding{status.Mismatch, fmt.Sprintf("the endpoint %s, which the kubelet would be told, belongs to the driver %s, and the socket %s to %q: fix the key endpoint",
 			path, quote(info.GetName(), csiname.MaxName), q.cfg.Socket, q.Identity.Name)}
 	}
+	q.reached = true
 	return finding{}
 }
 

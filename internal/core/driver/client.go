@@ -52,6 +52,7 @@ type Client struct {
 	budget     budget
 	last       status.Report   // of the last inquiry, without Replaced
 	endpointID unixsock.FileID // the file at the endpoint then; zero: not visible
+	reached    bool            // the driver has answered at the endpoint
 	readyID    unixsock.FileID // the socket of the last Ready report
 	server     status.Server   // of the last connection
 }
@@ -124,7 +125,7 @@ func (c *Client) ask(ctx context.Context, why Why, progress func(status.Report))
 		case why != Probing && silent.IsZero():
 			return c.last
 		case !c.conn.silent():
-			return c.probe(ctx)
+			return c.probe(ctx, endpoint)
 		}
 	}
 	if f.ok() {
@@ -153,10 +154,13 @@ func (c *Client) ask(ctx context.Context, why Why, progress func(status.Report))
 	return q.Report
 }
 
-// probe calls Probe over the kept connection of the last Ready report.
-func (c *Client) probe(ctx context.Context) status.Report {
-	q := inquiry{Client: c, ctx: ctx}
+// probe calls Probe over the kept connection of the last Ready report, and checks the endpoint.
+func (c *Client) probe(ctx context.Context, endpoint unixsock.File) status.Report {
+	q := inquiry{Client: c, ctx: ctx, Report: status.Report{Identity: c.last.Identity}}
 	f := q.probe()
+	if f.ok() {
+		f = q.checkEndpoint(endpoint)
+	}
 	if f.ok() {
 		return c.last
 	}

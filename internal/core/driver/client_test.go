@@ -605,6 +605,26 @@ func TestEndpoint(t *testing.T) {
 		must(t, os.Remove(endpoint)) // as what stood there until a mount came
 		expectReady(t, ask(t, c))
 	})
+	for name, clean := range map[string]bool{"ends": true, "is killed": false} { // as a trace between the two
+		t.Run(name, func(t *testing.T) {
+			gone(t)
+			stop := start(t, endpoint, &fakeDriver{})
+			c, r := check(t)
+			expectReady(t, r)
+			stop()
+			if clean {
+				must(t, os.Remove(endpoint))
+			}
+			for range 2 {
+				if r := c.Ask(t.Context(), Probing, nil); r.Driver != status.Starting || !strings.Contains(r.Reason, "endpoint") {
+					t.Errorf("%+v", r)
+				}
+			}
+			must(t, os.RemoveAll(endpoint))
+			start(t, endpoint, &fakeDriver{})
+			expectReady(t, ask(t, c))
+		})
+	}
 	t.Run("hangs", func(t *testing.T) {
 		gone(t)
 		start(t, endpoint, &fakeDriver{info: hang[*csi.GetPluginInfoResponse]})
