@@ -19,12 +19,13 @@ import (
 type volumeCount struct {
 	count   func() (map[string]status.Volumes, error)
 	ignored bool // the user wants to withdraw drivers whose volumes are in use
+	status  func() status.Document
 }
 
 func (d *daemon) newVolumeCount(ctx context.Context, rootDir string, ignored bool) *volumeCount {
 	return &volumeCount{sync.OnceValues(func() (map[string]status.Volumes, error) {
 		return volumes.Count(ctx, d.pool, rootDir, 0)
-	}), ignored}
+	}), ignored, d.agent.Status}
 }
 
 // inUse describes the volumes of a driver that are in use; empty: there are none.
@@ -39,10 +40,12 @@ func (v *volumeCount) inUse(driver string) string {
 	return ""
 }
 
-// mustStay returns why a driver whose table disappeared is not withdrawn yet; empty: it can be.
-// Without the registration the kubelet could not unmount its volumes.
+// mustStay returns why a driver whose table disappeared is not withdrawn yet; empty: it can be,
+// also because another registrar serves it, so that there is nothing to withdraw. Without the
+// registration the kubelet could not unmount its volumes.
 func (v *volumeCount) mustStay(driver string) string {
-	if inUse := v.inUse(driver); inUse != "" && !v.ignored {
+	d, _ := v.status().Driver(driver)
+	if inUse := v.inUse(driver); inUse != "" && !v.ignored && d.ServedBy.PID == 0 {
 		return inUse + ", no table: it is withdrawn when they are unmounted, or by csi-registrar reload --force"
 	}
 	return ""

@@ -391,3 +391,18 @@ func TestCountUnregisteredBehindASocketThatHangs(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A driver that another registrar serves is dropped with its table: that one has the registration,
+// and would have to share it at each of its restarts.
+func TestDriverServedByAnotherDoesNotStay(t *testing.T) {
+	v := &volumeCount{count: func() (map[string]status.Volumes, error) {
+		return map[string]status.Volumes{"ours.example": {Published: 1}, "theirs.example": {Published: 1}}, nil
+	}, status: func() status.Document {
+		return status.Document{Drivers: []status.Driver{{Name: "ours.example"}, {Name: "theirs.example", ServedBy: status.ServedBy{PID: 7}}}}
+	}}
+	for driver, want := range map[string]bool{"ours.example": true, "theirs.example": false, "unused.example": false} {
+		if why := v.mustStay(driver); (why != "") != want {
+			t.Errorf("%s: %q", driver, why)
+		}
+	}
+}
