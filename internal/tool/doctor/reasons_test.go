@@ -63,9 +63,6 @@ func TestReasonsOfStatus(t *testing.T) {
 		"no room": {func(d *status.Document) {
 			d.Drivers[0].NotKept = "cannot keep it: the descriptor store of systemd is full (1 of 1)"
 		}, "registration-not-kept", "is full (1 of 1)", "Environment=CSI_REGISTRAR_FDSTORE=4096"},
-		"no permission": {func(d *status.Document) {
-			d.Drivers[0].Driver, d.Drivers[0].Reason = status.Absent, "no permission to connect to /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
-		}, "driver-socket-forbidden", "as uid 0", "CapabilityBoundingSet=CAP_DAC_OVERRIDE"},
 		"restarts": {func(d *status.Document) {
 			d.Drivers[0].DriverRestarts, d.Drivers[0].Reason = 3, "the driver restarted 3 times within 10m0s"
 			d.Drivers[0].Server = status.Server{PID: 5, Unit: "csi-nfs.service"}
@@ -106,6 +103,31 @@ func TestDirectoryClosedForTheDaemon(t *testing.T) {
 	}
 	if f := n.examine().Findings[0]; f.ID != "driver-socket-forbidden" || lines(f.Fix) != "chmod u+rwX "+dir {
 		t.Errorf("%+v", f)
+	}
+}
+
+// A daemon gets the capability to override modes only if a mode keeps it out: the reason that it
+// gives may quote a driver, or be a lie.
+func TestSocketClosedForTheDaemon(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files of another user")
+	}
+	n := newNode(t)
+	n.write("etc/csi-registrar/conf.d/60-owner.toml", fmt.Sprintf("[driver.%q]\nsocket_owner = \"65123\"\n", name))
+	n.restartDaemon()
+	n.status.Drivers[0].Driver, n.status.Drivers[0].Reason = status.Absent, "no permission to connect to /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
+	for mode, want := range map[os.FileMode]bool{0o600: true, 0o755: true, 0o602: true, 0o620: false, 0o666: false} { // its group is root
+		chown(t, n.socket(), 65123)
+		chmod(t, n.socket(), mode)
+		f := n.examine().Findings[0]
+		if closed := f.ID == "driver-socket-forbidden"; closed != want || strings.Contains(lines(f.Fix), "CapabilityBoundingSet=CAP_DAC_OVERRIDE") != want {
+			t.Errorf("mode %o: %+v", mode, f)
+		}
+	}
+	chown(t, n.path("csi"), 65123)
+	chmod(t, n.path("csi"), 0o700)
+	if f := n.examine().Findings[0]; f.ID != "driver-socket-forbidden" {
+		t.Errorf("a closed directory: %+v", f)
 	}
 }
 

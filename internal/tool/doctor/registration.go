@@ -35,7 +35,8 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 	st, _ := x.daemon.Driver(d.Name)
 	ours := slices.Contains([]status.RegistrationState{status.Published, status.Registered, status.Refused}, st.Registration)
 	x.conflicts(ctx, d, own, ours)
-	forbidden := strings.Contains(st.Reason, "CAP_DAC_OVERRIDE")
+	// The reason is compared with the modes, which decide: it may quote a driver, or be invented.
+	forbidden := strings.Contains(st.Reason, "CAP_DAC_OVERRIDE") && x.keptOut(ctx, d.Socket, 0o002)
 	closed, open := x.locked(ctx, path.Dir(d.Socket), enter, serviceUnit)
 	switch {
 	case !x.daemon.runs():
@@ -70,6 +71,19 @@ func (x *diagnosis) registration(ctx context.Context, d config.Driver, who proce
 		x.published(ctx, d, own, st)
 		x.reasons(ctx, d, st)
 	}
+}
+
+// keptOut reports whether the mode of a file, or of a directory on its path, keeps out a root
+// without capabilities, who needs a bit of others there, or the same of the owner or group.
+func (x *diagnosis) keptOut(ctx context.Context, file string, bit uint16) bool {
+	at, err := x.stat(ctx, file)
+	switch {
+	case at.UID == 0:
+		at.Mode >>= 6
+	case at.GID == 0:
+		at.Mode >>= 3
+	}
+	return err == nil && (at.Mode&bit == 0 || len(file) > 1 && x.keptOut(ctx, path.Dir(file), 0o001))
 }
 
 // reasons reports the warnings that status shows for a driver with a correct registration.
