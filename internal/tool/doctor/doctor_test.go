@@ -406,7 +406,7 @@ func TestBrokenNodes(t *testing.T) {
 		{what: "Node deleted", step: "kubelet", id: "node-missing", found: "the API server has no Node of this kubelet: \"E1128", fix: "systemctl restart kubelet.service",
 			breaks: func(t *testing.T, n *node) {
 				n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running",
-					"journal": `E1128 03:00:25.1 812 kubelet_node_status.go:548] "Error updating node status, will retry" err="error getting node \"w-7\": nodes \"w-7\" not found"`}
+					"journal": strings.Repeat(`E1128 03:00:25.1 812 kubelet_node_status.go:548] "Error updating node status, will retry" err="error getting node \"w-7\": nodes \"w-7\" not found"`+"\n", 2)}
 			}},
 		{what: "rootless kubelet", step: "kubelet", id: "kubelet-rootless", found: "runs as another user than root", fix: "node-driver-registrar", both: "no-kubelet",
 			breaks: func(t *testing.T, n *node) {
@@ -1056,7 +1056,7 @@ func TestNodeOfAYoungKubelet(t *testing.T) {
 		n.write("proc/uptime", "1000.00 1.00\n")
 		n.write("proc/812/stat", fmt.Sprintf("812 (kubelet) S%s %d 0\n", strings.Repeat(" 0", 18), (1000-seconds)*100))
 		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running",
-			"journal": `E1128 "Error updating node status, will retry" err="nodes \"w-7\" not found"`}
+			"journal": strings.Repeat(`E1128 "Error updating node status, will retry" err="nodes \"w-7\" not found"`+"\n", 2)}
 		if _, found := finding(n.examine(), "node-missing"); found != want {
 			t.Errorf("after %d s: %v", seconds, found)
 		}
@@ -1074,7 +1074,7 @@ func TestKubeletWithoutAnAPIServer(t *testing.T) {
 		n.write("proc/812/cmdline", "kubelet\x00--kubeconfig=/etc/kubernetes/kubelet.conf\x00")
 		n.rooted(812, n.root)
 		n.write("etc/kubernetes/kubelet.conf", "clusters: [{name: c, cluster: {server: https://192.0.2.1:6443}}]\n")
-		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "journal": "E1128 " + last}
+		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "journal": "E1128 " + last + "\nE1128 " + last}
 		f, _ := finding(n.examine(), "node-not-updated")
 		if !strings.HasPrefix(f.Found, "the kubelet cannot update its Node, nor learn of new pods: ") || !strings.Contains(lines(f.Fix), fix) {
 			t.Errorf("%+v", f)
@@ -1085,7 +1085,8 @@ func TestKubeletWithoutAnAPIServer(t *testing.T) {
 	const failed, registered = "E1128 " + auth, `I1128 "Successfully registered node" node="w-7"`
 	const closed = `E1128 "Error updating node status, will retry with syncNodeStatus" err="failed to patch status \"{}\" for node \"w-7\": ` +
 		`Patch \"https://127.0.0.1:6443/api/v1/nodes/w-7/status?timeout=10s\": read tcp 127.0.0.1:57218->127.0.0.1:6443: use of closed network connection"`
-	for journal, want := range map[string]bool{failed + "\n" + registered: false, registered + "\n" + failed: true, closed: false} {
+	const once = `E1128 "Error updating node status, will retry" err="error getting node \"w-7\": Get \"https://192.0.2.1:6443/api/v1/nodes/w-7\": EOF"`
+	for journal, want := range map[string]bool{failed + "\n" + registered: false, registered + "\n" + failed: true, closed + "\n" + closed: false, once: false, once + "\n" + once: true} {
 		n := newNode(t)
 		n.units["kubelet.service"] = map[string]string{"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "journal": journal}
 		if f, found := finding(n.examine(), "node-not-updated"); found != want {

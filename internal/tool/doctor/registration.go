@@ -266,9 +266,9 @@ func (x *diagnosis) refusal(ctx context.Context, d config.Driver, st status.Driv
 	return refusals[i].expected, append(fix, note("%s", retries), x.kubelet.restart())
 }
 
-// nodeRound is the time after which a kubelet has tried again to update its Node (kubelet v1.37: 10
-// s, and each try takes at most 10 s).
-const nodeRound = 30 * time.Second
+// nodeRound is the time in which a kubelet that cannot update its Node has failed twice (kubelet
+// v1.37: five tries of at most 10 s, every 10 s). A single failure is followed by a success.
+const nodeRound = 35 * time.Second
 
 // nodeObject checks that the API server has the Node of the kubelet, which creates it only when it
 // starts (kubelet v1.37). Errors of its requests name their URL, with ?timeout=10s.
@@ -277,10 +277,12 @@ func (x *diagnosis) nodeObject(ctx context.Context) {
 		return
 	}
 	unit, wrong := x.kubelet.service(), ""
-	last := append(x.kubeletErrors(ctx, nodeRound, "not allowed to modify node |only its own Node object|Unable to register node with API server|"+
-		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|[^?]timeout|deadline|x509|EOF)"), "")[0]
+	failures := append(x.kubeletErrors(ctx, nodeRound, "not allowed to modify node |only its own Node object|Unable to register node with API server|"+
+		"Error updating node status.*(nodes .* not found|credentials|Unauthorized|dial|[^?]timeout|deadline|x509|EOF)"), "")
+	last := failures[0]
 	tries := strings.Join(x.o.Units.Journal(ctx, unit, "--since=-1h", "--reverse", "--grep=Unable to register node|"+registeredNode.String()), "\n")
-	if latest, _, _ := strings.Cut(tries, "\n"); registeredNode.MatchString(latest) && strings.Contains(last, "Unable to register node") {
+	if latest, _, _ := strings.Cut(tries, "\n"); registeredNode.MatchString(latest) && strings.Contains(last, "Unable to register node") ||
+		len(failures) == 2 && strings.Contains(last, "Error updating node status") {
 		last = ""
 	}
 	names := registeredNode.FindAllStringSubmatch(tries, -1)
