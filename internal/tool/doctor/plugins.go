@@ -72,8 +72,12 @@ func (x *diagnosis) staleSockets(ctx context.Context) {
 		if d, _ := x.config.Config.Driver(name); ours && d.Enabled && path.Dir(p.path) == x.registry() {
 			continue // it is checked with its driver
 		}
-		x.finding("", "registrars", "plugin-socket-stale", "nobody listens on "+safetext.Word(p.path)+": the kubelet keeps trying to connect",
-			"it is removed: the program that created it has ended, and removes it at its next start", x.remove(ctx, p.path, unixsock.File{})...)
+		fix := x.remove(ctx, p.path, unixsock.File{})
+		if k := x.kubelet; k != nil && (x.runsFor(k.pid) == 0 || x.runsFor(k.pid) > time.Since(p.made)) {
+			fix = []Fix{note("start the program that made it: if the kubelet has that driver, it forgets it when the file is removed"), optional(fix[len(fix)-1])}
+		}
+		x.finding("", "registrars", "plugin-socket-stale", "nobody listens on "+safetext.Word(p.path)+", so the kubelet cannot register its driver",
+			"its program runs, or has removed it", fix...)
 	}
 }
 
