@@ -126,7 +126,9 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	now, number, _ := strings.Cut(origin, ".toml:")
 	switch {
 	case path.Dir(now) == x.confDir() && plainSetting.MatchString(line):
-		return []Fix{run("sed", "-i", number+"s|.*|"+line+"|", now+".toml")}
+		// The line may have more than the key: the rest of a dotted key, of an inline table, a comment.
+		key, _, _ := strings.Cut(line, " ")
+		return []Fix{run("sed", "-i", "-E", number+`s@\b`+key+` *= *("[^"]*"|[^],}# ]*)@`+line+"@", now+".toml")}
 	case x.o.Source.File != "":
 		return []Fix{note("write %s under %s in %s", safetext.ShellWord(line), safetext.ShellWord(table), safetext.ShellWord(x.o.Source.File))}
 	case strings.ContainsFunc(line, unicode.IsControl):
