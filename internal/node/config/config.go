@@ -198,6 +198,16 @@ func (r *Result) Show() string {
 	return text.String()
 }
 
+// Written returns a line of TOML for each key that the files set in the table of a driver.
+func (r *Result) Written(d Driver) (lines []string) {
+	for _, f := range driverFields() {
+		if r.Origin(keyString("driver", d.Name)+"."+f.key) != "default" {
+			lines = append(lines, f.key+" = "+literal(f.get(d)))
+		}
+	}
+	return lines
+}
+
 // showTable writes a table with aligned columns.
 func showTable[T any](b *tabwriter.Writer, r *Result, t T, fields []field[T], path ...string) {
 	table := keyString(path...)

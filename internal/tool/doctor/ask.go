@@ -163,7 +163,7 @@ func (q *questions) sameName(ctx context.Context) bool {
 // rename configures the driver under the name that it reports, or stops a program that took the
 // socket of a unit.
 func (q *questions) rename(ctx context.Context, reports server) []Fix {
-	if units := sortedKeys(q.unitsNaming(ctx, q.d.Name)); len(units) == 1 && q.who.pid > 1 && q.who.unit != units[0] {
+	if units := sortedKeys(q.unitsNaming(ctx, q.d.Name)); len(units) == 1 && q.who.pid > 1 && q.who.unit != units[0] && !q.who.confined {
 		stop := append([]Fix{note("%s has this socket in its files, and another program took it", units[0])}, q.stopRegistrar(ctx, q.who)...)
 		return append(stop, server{unit: units[0]}.start()...)
 	}
@@ -175,13 +175,10 @@ func (q *questions) rename(ctx context.Context, reports server) []Fix {
 			note("have the driver report the name %s again, or give the table the socket of %s", q.d.Name, q.d.Name)},
 			reports.restart()...)
 	}
-	table := []string{fmt.Sprintf("[driver.%q]", q.name), "socket = " + safetext.Quote(q.d.Socket)}
-	if q.d.SocketOwner != "root" {
-		table = append(table, "socket_owner = "+safetext.Quote(string(q.d.SocketOwner)))
-	}
 	if q.o.Source.File != "" {
 		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name)}
 	}
+	table := append([]string{fmt.Sprintf("[driver.%q]", q.name)}, q.config.Written(q.d)...)
 	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
 	return []Fix{note("if %s is the intended driver", q.name), run("mkdir", "-p", q.confDir()),
 		write(filepath.Join(q.confDir(), dropInPrefix+q.name+".toml"), table...), reload}

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -532,6 +533,49 @@ func TestDriverListensWhereDriversUsuallyDo(t *testing.T) {
 	}
 }
 
+// A new name does not change what the table sets.
+func TestRenameKeepsTheTable(t *testing.T) {
+	n := newNode(t)
+	n.write("etc/csi-registrar/conf.d/60-nfs.toml", n.table("endpoint = \"/run/seen/by/kubelet.sock\"\ntimeout = \"7s\"\nwhen_limit_changes = \"leave\"\nsupported_versions = [\"1.2.0\", \"1.3.0\"]"))
+	before, _ := config.Load(config.Source{Root: n.root}).Config.Driver(name)
+	n.driver.set(func(f *fakeDriver) { f.name = "smb.csi.example.com" })
+	n.restartDaemon()
+	f, _ := finding(n.examine(), "driver-name-mismatch")
+	if !n.follow(f.Fix) {
+		t.Fatalf("%+v", f)
+	}
+	c := config.Load(config.Source{Root: n.root}).Config
+	after, _ := c.Driver("smb.csi.example.com")
+	if before.Name = after.Name; !reflect.DeepEqual(after, before) {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+	if d, _ := c.Driver(name); d.Enabled {
+		t.Error("the old name is still enabled")
+	}
+}
+
+// The line of a setting may have other settings, and comments.
+func TestSettingThatIsNotAloneInItsLine(t *testing.T) {
+	for before, after := range map[string]string{
+		"driver.%q.enabled = false # for now":                                "driver.%q.enabled = true # for now",
+		"driver.%q = {enabled=false, timeout = \"7s\"}":                      "driver.%q = {enabled = true, timeout = \"7s\"}",
+		"driver.%q = {timeout = \"7s\", enabled = false}":                    "driver.%q = {timeout = \"7s\", enabled = true}",
+		"[driver.%q]\n  enabled = false\n  supported_versions = [\"1.0.0\"]": "[driver.%q]\n  enabled = true\n  supported_versions = [\"1.0.0\"]",
+	} {
+		n := newNode(t)
+		file := "etc/csi-registrar/conf.d/60-nfs.toml"
+		n.write(file, fmt.Sprintf(before, name))
+		n.restartDaemon()
+		f, _ := finding(n.examine(name), "driver-disabled")
+		if !n.follow(f.Fix) {
+			t.Errorf("%s: %+v", before, f)
+		}
+		if got, err := os.ReadFile(n.path(file)); err != nil || string(got) != fmt.Sprintf(after, name) {
+			t.Errorf("%v %s", err, got)
+		}
+	}
+}
+
 // Renaming a driver whose volumes are in use would leave them mounted forever.
 func TestNoRenameWithVolumesInUse(t *testing.T) {
 	n := newNode(t)
@@ -741,6 +785,12 @@ func TestSocketOfAUnitTaken(t *testing.T) {
 	want := fmt.Sprintf("# csi-nfs.service has this socket in its files, and another program took it\nkill %d\nsystemctl restart --no-block csi-nfs.service", os.Getpid())
 	if got := lines(f.Fix); strings.TrimSpace(got) != want {
 		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	n.process(os.Getpid(), "nfs", "0::/system.slice/docker-0123.scope")
+	n.mkdir(n.path("image"), 0o755)
+	n.rooted(os.Getpid(), n.path("image"))
+	if f, _ := finding(n.examine(), "driver-name-mismatch"); strings.Contains(lines(f.Fix), "kill") {
+		t.Errorf("the unit's own container: %+v", f)
 	}
 	n.process(os.Getpid(), "nfs", "0::/system.slice/csi-nfs.service")
 	if f, _ := finding(n.examine(), "driver-name-mismatch"); strings.Contains(lines(f.Fix), "kill") {
