@@ -242,7 +242,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 				n.refuse = ""
 			}},
-		{what: "a second kubelet", step: "kubelet", id: "second-kubelet", found: "another kubelet is ignored: kubelet (pid 900, old.service), root directory ", fix: "systemctl disable --now old.service",
+		{what: "a second kubelet", step: "kubelet", id: "second-kubelet", found: "another kubelet is ignored: kubelet (pid 900, old.service), root directory ", fix: "# systemctl disable --now old.service",
 			breaks: func(t *testing.T, n *node) {
 				n.process(900, "kubelet", "0::/system.slice/old.service")
 				n.listens(900, n.path("data"))

@@ -92,7 +92,7 @@ func (x *diagnosis) kubelets(ctx context.Context) {
 			if other.unit == k.unit {
 				other.unit = ""
 			}
-			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), other.stop())
+			x.finding("", "kubelet", "second-kubelet", text, "one kubelet, with which the drivers are registered", note("if it is to stay, and the other one not: set root_dir to its directory under [kubelet]"), note("if it is left from another distribution"), optional(other.stop()))
 		}
 	}
 	again, fix := x.restarts(ctx, k.process, time.Hour) // k3s reports late

@@ -134,7 +134,7 @@ var sicknesses = map[string][]sickness{
 			after: "systemctl stop containerd.service; rm /etc/systemd/system/containerd.service; systemctl daemon-reload"},
 		{id: "no-kubelet", breaks: "systemctl stop kubelet.service", seen: "kubelet.service is inactive"},
 		{id: "second-kubelet", breaks: "mkdir -p /data/old; printf '[Service]\nExecStart=/w/kubelet --root /data/old --node node-2 --state /data/old.json\n[Install]\nWantedBy=multi-user.target\n' > /etc/systemd/system/old.service; " +
-			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service"},
+			"systemctl daemon-reload; systemctl enable --now old", seen: "old.service", person: "systemctl disable --now old.service"},
 		{id: "kubelet-frozen", breaks: "systemctl freeze kubelet.service", seen: "by systemctl freeze"},
 		{id: "kubelet-frozen", breaks: "kill -STOP $(systemctl show --value --property=MainPID kubelet.service)"},
 		{id: "plugins-registry-link", breaks: "systemctl stop kubelet.service; mkdir -p /data; mv " + registry + " /data/registry; ln -s /data/registry " + registry + "; systemctl restart " + unit + "; systemctl start kubelet.service",
