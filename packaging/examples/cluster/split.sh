@@ -1,5 +1,6 @@
 #!/bin/sh
-# Way C of rollout.md for a chart: helm upgrade --post-renderer ./split.sh …
+# Way C of rollout.md for a chart: with Helm 3, helm upgrade --post-renderer ./split.sh …
+# Helm 4 takes only plugins there: helm template … | ./split.sh | kubectl apply -f -
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
