@@ -57,6 +57,18 @@ func DefaultDriver(name, socket string) Driver {
 	return d
 }
 
+// Table returns the lines of the driver's table in TOML, without keys that have their default.
+func (d Driver) Table() []string {
+	lines := []string{fmt.Sprintf("[driver.%q]", d.Name), "socket = " + literal(d.Socket)}
+	byDefault := DefaultDriver(d.Name, d.Socket)
+	for _, f := range driverFields() {
+		if value := literal(f.get(d)); value != literal(f.get(byDefault)) {
+			lines = append(lines, f.key+" = "+value)
+		}
+	}
+	return lines
+}
+
 // UnmarshalJSON implements json.Unmarshaler: a key that an earlier version did not know has its
 // default.
 func (d *Driver) UnmarshalJSON(data []byte) error {
@@ -196,16 +208,6 @@ func (r *Result) Show() string {
 	}
 	b.Flush() // to memory
 	return text.String()
-}
-
-// Written returns a line of TOML for each key that the files set in the table of a driver.
-func (r *Result) Written(d Driver) (lines []string) {
-	for _, f := range driverFields() {
-		if r.Origin(keyString("driver", d.Name)+"."+f.key) != "default" {
-			lines = append(lines, f.key+" = "+literal(f.get(d)))
-		}
-	}
-	return lines
 }
 
 // showTable writes a table with aligned columns.

@@ -178,8 +178,9 @@ func (q *questions) rename(ctx context.Context, reports server) []Fix {
 	if q.o.Source.File != "" {
 		return []Fix{note("rename the table of %s to the name that the driver reports, %s", q.d.Name, q.name)}
 	}
-	table := append([]string{fmt.Sprintf("[driver.%q]", q.name)}, q.config.Written(q.d)...)
-	table = append(table, fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
+	renamed := q.d
+	renamed.Name = q.name
+	table := append(renamed.Table(), fmt.Sprintf("[driver.%q]", q.d.Name), "enabled = false")
 	return []Fix{note("if %s is the intended driver", q.name), run("mkdir", "-p", q.confDir()),
 		write(filepath.Join(q.confDir(), dropInPrefix+q.name+".toml"), table...), reload}
 }

@@ -193,13 +193,9 @@ func (x *diagnosis) hiddenFile(ctx context.Context, driver string) (why string, 
 			return there, nil
 		})
 		// A file system that does not answer was reported when the files were read.
-		if err == nil && there { // by a file that may have more: it gets a name with which both count, in this order
-			to := strings.TrimSuffix(h.By, ".toml") + "_too.toml"
-			if filepath.Base(h.By) == "config.toml" {
-				to = filepath.Join(x.confDir(), "00-config.toml")
-			}
+		if err == nil && there { // the other file may have more, and gets a name with which both count in conf.d
 			return fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
-				[]Fix{run("mkdir", "-p", filepath.Dir(to)), run("mv", "-n", h.By, to), reload}
+				[]Fix{run("mv", "-n", h.By, strings.TrimSuffix(h.By, ".toml")+"_too.toml"), reload}
 		}
 	}
 	return "", nil

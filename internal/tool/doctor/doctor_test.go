@@ -263,7 +263,7 @@ func TestBrokenNodes(t *testing.T) {
 				n.restartDaemon()
 			},
 			manual: func(t *testing.T, n *node) { chown(t, n.path("usr/lib/csi-registrar/conf.d/10-nfs.toml"), 0) }},
-		{what: "hidden drop-in", named: true, step: "configuration", id: "configuration-hidden", found: "is hidden by", fix: "mkdir -p ",
+		{what: "hidden drop-in", named: true, step: "configuration", id: "configuration-hidden", found: "is hidden by", fix: "mv -n ",
 			breaks: func(t *testing.T, n *node) {
 				n.write("etc/csi-registrar/conf.d/10-nfs.toml", "")
 				n.driver.stop()

@@ -73,7 +73,7 @@ func TestHostileDropInName(t *testing.T) {
 	n.restartDaemon()
 	r := n.examine(name)
 	path := n.path("etc/csi-registrar/conf.d/40;reboot.toml")
-	if len(r.Findings) != 1 || !strings.HasSuffix(lines(r.Findings[0].Fix), "\nmv -n '"+path+"' '"+strings.TrimSuffix(path, ".toml")+"_too.toml'\ncsi-registrar reload") || !strings.Contains(r.Findings[0].Found, `"`+path+`"`) {
+	if len(r.Findings) != 1 || lines(r.Findings[0].Fix) != "mv -n '"+path+"' '"+strings.TrimSuffix(path, ".toml")+"_too.toml'\ncsi-registrar reload" || !strings.Contains(r.Findings[0].Found, `"`+path+`"`) {
 		t.Fatalf("%+v", r.Findings)
 	}
 	n.follow(r.Findings[0].Fix)

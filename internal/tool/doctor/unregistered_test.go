@@ -74,7 +74,7 @@ func TestVolumesOfADriverWithoutTable(t *testing.T) {
 	n.write("usr/lib/csi-registrar/conf.d/30-kept.toml", "[driver.\"kept.example\"]\nsocket = \"/run/kept/csi.sock\"\n")
 	n.write("etc/csi-registrar/conf.d/30-kept.toml", "")
 	if f, _ := finding(n.examine(), "volumes-unregistered"); !strings.HasSuffix(f.Found, ", which configures it, is hidden by "+n.path("etc/csi-registrar/conf.d/30-kept.toml")) ||
-		!strings.HasSuffix(lines(f.Fix), "\nmv -n "+n.path("etc/csi-registrar/conf.d/30-kept.toml")+" "+n.path("etc/csi-registrar/conf.d/30-kept_too.toml")+"\ncsi-registrar reload") {
+		lines(f.Fix) != "mv -n "+n.path("etc/csi-registrar/conf.d/30-kept.toml")+" "+n.path("etc/csi-registrar/conf.d/30-kept_too.toml")+"\ncsi-registrar reload" {
 		t.Errorf("a hidden file: %+v", f)
 	}
 	n.remove(n.path("etc/csi-registrar/conf.d/30-kept.toml"))

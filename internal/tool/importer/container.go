@@ -187,29 +187,17 @@ func DropIn(registrars []Registrar, edits []Edits) string {
 	}
 	var b strings.Builder
 	writeInstructions(&b, registrars, edits)
-	write := func(key, value, byDefault string) {
-		if value != byDefault {
-			fmt.Fprintf(&b, "%s = %s\n", key, strconv.Quote(value))
-		}
-	}
 	// All registrars have the same root directory.
 	if rootDir := registrars[0].RootDir; rootDir != config.Default().Kubelet.RootDir {
 		b.WriteString("\n# The root directory of the manifest's kubelet. The unit needs a drop-in for it:\n" +
-			"# `csi-registrar config check` prints it.\n[kubelet]\n")
-		write("root_dir", rootDir, "")
+			"# `csi-registrar config check` prints it.\n[kubelet]\nroot_dir = " + strconv.Quote(rootDir) + "\n")
 	}
 	for _, r := range registrars {
 		b.WriteString("\n")
 		for _, c := range r.Comments {
 			fmt.Fprintf(&b, "# %s\n", c)
 		}
-		defaults := config.DefaultDriver(r.Driver.Name, r.Driver.Socket)
-		fmt.Fprintf(&b, "[driver.%s]\n", strconv.Quote(r.Driver.Name))
-		write("socket", r.Driver.Socket, "")
-		write("endpoint", r.Driver.Endpoint, defaults.Endpoint)
-		write("timeout", r.Driver.Timeout.String(), defaults.Timeout.String())
-		write("when_limit_changes", string(r.Driver.WhenLimitChanges), string(defaults.WhenLimitChanges))
-		write("socket_owner", string(r.Driver.SocketOwner), string(defaults.SocketOwner))
+		b.WriteString(strings.Join(r.Driver.Table(), "\n") + "\n")
 	}
 	return b.String()
 }
