@@ -22,40 +22,52 @@ import (
 	"csi-registrar/internal/tool/trace"
 )
 
-// A call that is pending when a trace is ended still gets its answer: the kubelet waits for it for
-// up to two minutes.
-func TestTraceForwardsPendingCallsAtItsEnd(t *testing.T) {
-	t.Parallel() // it mostly waits
-	dir := fake.ShortDir(t)
-	called, answer := make(chan struct{}), make(chan struct{})
-	hold := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-		close(called)
-		<-answer
+// heldDriver starts a driver that does not answer NodeGetInfo before answer is closed.
+func heldDriver(t *testing.T) (d *fake.Driver, called, answer chan struct{}) {
+	called, answer = make(chan struct{}), make(chan struct{})
+	hold := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if strings.HasSuffix(info.FullMethod, "/NodeGetInfo") {
+			close(called)
+			<-answer
+		}
 		return handle(ctx, req)
 	}
-	d := fake.NewDriver(filepath.Join(dir, "s"), fake.Healthy("a.example"), grpc.UnaryInterceptor(hold))
+	d = fake.NewDriver(filepath.Join(fake.ShortDir(t), "s"), fake.Healthy("a.example"), grpc.UnaryInterceptor(hold))
 	if _, err := d.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Kill)
+	return d, called, answer
+}
 
-	ctx, interrupt := context.WithCancel(t.Context())
-	s, code := newSession(), make(chan int, 1)
-	listen := filepath.Join(dir, "l")
-	go func() { code <- s.run(ctx, "trace", "--listen", listen, "--connect", d.Socket) }()
-	s.stdout.await(t, "CALL") // it listens
-
-	cc, err := grpc.NewClient("unix:"+listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+// callThrough calls NodeGetInfo at a socket, and sends the result when it is there.
+func callThrough(t *testing.T, socket string) (*grpc.ClientConn, <-chan error) {
+	cc, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cc.Close()
+	t.Cleanup(func() { cc.Close() })
 	answered := make(chan error, 1)
 	go func() {
 		_, err := csi.NewNodeClient(cc).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		cc.Close() // an idle connection would be waited for
 		answered <- err
 	}()
+	return cc, answered
+}
+
+// A call that is pending when a trace is ended still gets its answer: the kubelet waits for it for
+// up to two minutes.
+func TestTraceForwardsPendingCallsAtItsEnd(t *testing.T) {
+	t.Parallel() // it mostly waits
+	d, called, answer := heldDriver(t)
+	ctx, interrupt := context.WithCancel(t.Context())
+	s, code := newSession(), make(chan int, 1)
+	listen := d.Socket + ".listen"
+	go func() { code <- s.run(ctx, "trace", "--listen", listen, "--connect", d.Socket) }()
+	s.stdout.await(t, "CALL") // it listens
+
+	_, answered := callThrough(t, listen)
 	<-called
 	interrupt()
 	s.stderr.await(t, "waiting for pending calls")
@@ -80,21 +92,8 @@ func TestTraceWithoutItsTerminal(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel() // it mostly waits
-			dir := fake.ShortDir(t)
-			called, answer := make(chan struct{}), make(chan struct{})
-			hold := func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-				if strings.HasSuffix(info.FullMethod, "/NodeGetInfo") {
-					close(called)
-					<-answer
-				}
-				return handle(ctx, req)
-			}
-			d := fake.NewDriver(filepath.Join(dir, "s"), fake.Healthy("a.example"), grpc.UnaryInterceptor(hold))
-			if _, err := d.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(d.Kill)
-			listen := filepath.Join(dir, "l")
+			d, called, answer := heldDriver(t)
+			listen := d.Socket + ".listen"
 			cmd := exec.CommandContext(t.Context(), os.Args[0], "trace", "--listen", listen, "--connect", d.Socket)
 			cmd.Env = append(os.Environ(), asProgram+"=yes")
 			stdout, err := cmd.StdoutPipe()
@@ -111,17 +110,7 @@ func TestTraceWithoutItsTerminal(t *testing.T) {
 			if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil { // it listens
 				t.Fatalf("%q: %v", line, err)
 			}
-			cc, err := grpc.NewClient("unix:"+listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer cc.Close()
-			answered := make(chan error, 1)
-			go func() {
-				_, err := csi.NewNodeClient(cc).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-				cc.Close() // an idle connection would be waited for
-				answered <- err
-			}()
+			cc, answered := callThrough(t, listen)
 			<-called
 			leave(cmd.Process, stdout, func() {
 				if _, err := csi.NewIdentityClient(cc).GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{}); err != nil {
