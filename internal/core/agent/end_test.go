@@ -113,7 +113,7 @@ func TestKeptTableIsNoChange(t *testing.T) {
 
 // TestWithdrawalsThatGoOn checks that the error names three of them, and says if there are more.
 func TestWithdrawalsThatGoOn(t *testing.T) {
-	for names, want := range map[string]string{"a b c": "3 withdrawals go on: a, b, c (busy)", "a b c d": "4 withdrawals go on: a, b, c, … (busy)"} {
+	for names, want := range map[string]string{"a b c": "3 withdrawals go on: a, b, c (busy)", "a b c d": "4 withdrawals go on: a, b, c, and 1 more (busy)"} {
 		with(t, func(t *testing.T, a *Agent, n *node) {
 			var all []config.Driver
 			for name := range strings.FieldsSeq(names) {

@@ -177,7 +177,6 @@ func (r *running) awaitEnd(ctx context.Context) bool {
 func (a *Agent) awaitWithdrawal(ctx context.Context, leaving []*running) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTime)
 	defer cancel()
-	const mostNamed = 3
 	var left []string
 	reason := ""
 	for _, r := range leaving {
@@ -193,10 +192,7 @@ func (a *Agent) awaitWithdrawal(ctx context.Context, leaving []*running) error {
 		return nil
 	}
 	slices.Sort(left)
-	text := fmt.Sprintf("%d withdrawals go on: %s", len(left), strings.Join(left[:min(len(left), mostNamed)], ", "))
-	if len(left) > mostNamed {
-		text += ", …"
-	}
+	text := fmt.Sprintf("%d withdrawals go on: %s", len(left), safetext.Some(left, 3))
 	if reason != "" {
 		text += " (" + reason + ")"
 	}

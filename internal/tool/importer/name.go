@@ -69,13 +69,9 @@ func eliminate(rs []*registration, drivers []csiDriver, scope func(file string) 
 	}
 	left := map[string][]string{} // names that are not taken, by scope
 	for _, d := range drivers {
-		if !taken[d.name] {
-			left[scope(d.file)] = append(left[scope(d.file)], d.name)
+		if s := scope(d.file); !taken[d.name] && !slices.Contains(left[s], d.name) {
+			left[s] = append(left[s], d.name)
 		}
-	}
-	for key, names := range left {
-		slices.Sort(names)
-		left[key] = slices.Compact(names)
 	}
 	var unnamed []*registration
 	for _, r := range rs {
@@ -98,14 +94,10 @@ func nameError(names []string) error {
 		return errName
 	}
 	var words []string
-	for _, n := range names[:min(len(names), 10)] {
+	for _, n := range names {
 		words = append(words, safetext.Word(n))
 	}
-	more := ""
-	if others := len(names) - len(words); others > 0 {
-		more = fmt.Sprintf(", or one of %d others", others)
-	}
-	return fmt.Errorf("%w: it may be %s%s", errName, strings.Join(words, " or "), more)
+	return fmt.Errorf("%w: it may be one of %s", errName, safetext.Some(words, 10))
 }
 
 // nameFlags are the flags with which published drivers set their name.
