@@ -183,12 +183,8 @@ func summaryLine(s status.Document, p page, now time.Time) string {
 	pending := s.Pending()
 	text := fmt.Sprintf("%d of %d drivers registered", enabled-len(pending), enabled)
 	down := s.Down()
-	switch serving := enabled - len(pending) - len(down); {
-	case len(down) == 0:
-	case serving == 1:
-		text += ", 1 serves"
-	default:
-		text += fmt.Sprintf(", %d serve", serving)
+	if len(down) > 0 {
+		text += fmt.Sprintf(", %d serving", enabled-len(pending)-len(down))
 	}
 	if off := len(s.Drivers) - enabled; off > 0 {
 		text += fmt.Sprintf(", %d disabled", off)

@@ -106,8 +106,7 @@ func (x *diagnosis) reach(ctx context.Context, d config.Driver) (*net.UnixConn, 
 		}
 		return c, who
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		found := "there is no " + shown
-		x.missing(ctx, d, found, last)
+		x.missing(ctx, d, "there is no "+shown, last)
 	case errors.Is(err, fs.ErrPermission):
 		x.finding(d.Name, "socket", "not-root", "this user may not connect to "+shown, "", asRoot)
 	case err != nil && !isSocket:
