@@ -60,11 +60,23 @@ func setupTrace(fs *flag.FlagSet) runner {
 			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP) // the terminal is gone
 			defer stop()
 		}
-		l, dial, err := between(ctx, o.listen, o.connect)
+		source, sourceErr := parseAddress("listen", o.listen)
+		target, err := parseAddress("connect", o.connect)
+		if err := cmp.Or(sourceErr, err); err != nil {
+			return err
+		}
+		l, err := listenAt(ctx, source)
 		if err != nil {
 			return err
 		}
-		return runTrace(ctx, e, o, l, dial)
+		return runTrace(ctx, e, o, l, func(ctx context.Context) (trace.Conn, error) {
+			d := net.Dialer{Timeout: traceDial}
+			c, err := d.DialContext(ctx, target.Network(), target.String())
+			if err != nil {
+				return nil, err
+			}
+			return c.(trace.Conn), nil
+		})
 	}
 }
 
@@ -127,25 +139,6 @@ func waitForCut(cut context.Context, e *env) {
 		// A third signal ends the process even if its output is blocked.
 		signal.Reset(syscall.SIGINT, syscall.SIGTERM)
 	}
-}
-
-// between prepares to forward calls from one address to another.
-func between(ctx context.Context, listen, connect string) (trace.Listener, trace.Dial, error) {
-	source, sourceErr := parseAddress("listen", listen)
-	target, err := parseAddress("connect", connect)
-	if err := cmp.Or(sourceErr, err); err != nil {
-		return nil, nil, err
-	}
-	l, err := listenAt(ctx, source)
-	dial := func(ctx context.Context) (trace.Conn, error) {
-		d := net.Dialer{Timeout: traceDial}
-		c, err := d.DialContext(ctx, target.Network(), target.String())
-		if err != nil {
-			return nil, err
-		}
-		return c.(trace.Conn), nil
-	}
-	return l, dial, err
 }
 
 // parseAddress parses the value of a flag: PATH, unix:PATH or tcp:ADDRESS:PORT. A TCP socket has no
