@@ -37,7 +37,10 @@ func setupStatus(fs *flag.FlagSet) runner {
 		}
 		unread := notRead(ctx, *o.root, s)
 		if o.json {
-			err = printDocument(e, o, s)
+			if o.driver != "" { // without the others
+				s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
+			}
+			err = writeJSON(e.stdout, json.RawMessage(control.Marshal(s)), "  ")
 		} else {
 			_, err = fmt.Fprint(e.stdout, o.text(s, unread, e))
 		}
@@ -106,14 +109,6 @@ func (o statusOptions) exitError(s status.Document, unread string, now time.Time
 		return nil
 	}
 	return &exitError{code: exitFailed}
-}
-
-// printDocument prints the document; if a driver is named, without the other drivers.
-func printDocument(e *env, o statusOptions, s status.Document) error {
-	if o.driver != "" {
-		s.Drivers = slices.DeleteFunc(s.Drivers, func(d status.Driver) bool { return d.Name != o.driver })
-	}
-	return writeJSON(e.stdout, json.RawMessage(control.Marshal(s)), "  ")
 }
 
 // addVolumes adds the volumes in use to a document. The command counts them, not the daemon, so
