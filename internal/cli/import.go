@@ -74,7 +74,10 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 	case split != "":
 		files, err = importer.Split(manifests, res.Edits, split)
 	case output != "":
-		files = dropIns(res)
+		for _, r := range res.Registrars {
+			one := []importer.Registrar{r}
+			files = append(files, importer.File{Name: importer.FileName(one), Data: []byte(importer.DropIn(one, res.Edits))})
+		}
 	default:
 		_, err = io.WriteString(e.stdout, importer.DropIn(res.Registrars, res.Edits))
 	}
@@ -88,15 +91,6 @@ func runImport(ctx context.Context, e *env, names []importer.GivenName, output, 
 		return &exitError{code: exitFailed}
 	}
 	return nil
-}
-
-// dropIns returns one drop-in for each driver.
-func dropIns(res importer.Result) (files []importer.File) {
-	for _, r := range res.Registrars {
-		one := []importer.Registrar{r}
-		files = append(files, importer.File{Name: importer.FileName(one), Data: []byte(importer.DropIn(one, res.Edits))})
-	}
-	return files
 }
 
 // writeNewFiles writes files into dir, and prints their names.
