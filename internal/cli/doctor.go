@@ -15,12 +15,10 @@ import (
 )
 
 func setupDoctor(fs *flag.FlagSet) runner {
-	var o doctor.Options
 	asJSON := fs.Bool("json", false, "print a JSON document")
 	source := sourceFlags(fs)
 	return func(ctx context.Context, e *env, args []string) error {
-		o.Source, o.Drivers, o.Units = *source, args, doctor.Systemctl{}
-		o.Version = build().Version
+		o := doctor.Options{Source: *source, Drivers: args, Units: doctor.Systemctl{}, Version: build().Version}
 		return runDoctor(ctx, e, o, *asJSON)
 	}
 }
