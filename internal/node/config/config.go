@@ -72,11 +72,9 @@ func (d Driver) Table() []string {
 // UnmarshalJSON implements json.Unmarshaler: a key that an earlier version did not know has its
 // default.
 func (d *Driver) UnmarshalJSON(data []byte) error {
-	type plain Driver
-	with := plain(defaults(driverFields()))
-	err := json.Unmarshal(data, &with)
-	*d = Driver(with)
-	return err
+	type plain Driver // without this method
+	*d = defaults(driverFields())
+	return json.Unmarshal(data, (*plain)(d))
 }
 
 // Equal reports whether both tables have the same values.
