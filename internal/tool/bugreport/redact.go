@@ -71,10 +71,8 @@ func (r redactor) recognize(s string) string {
 		return m[1] + mark
 	})
 	s = replace(userInfo(), s, func(m []string) string {
-		if _, password, ok := strings.Cut(strings.TrimSuffix(m[0], "@"), "://"); ok {
-			_, password, _ = strings.Cut(password, ":")
-			r.remember("password", password)
-		}
+		_, password, _ := strings.Cut(strings.TrimSuffix(m[0][len("://"):], "@"), ":")
+		r.remember("password", password)
 		return "://" + mark + "@"
 	})
 	s = replace(sasToken(), s, func(m []string) string { r.remember("signature", m[0][len(m[1]):]); return m[1] + mark })
