@@ -239,8 +239,7 @@ func (m *message) write(data []byte, r *Recorder) {
 			m.size += m.left
 			m.count++
 			if m.count == 1 {
-				compressed := m.prefix[0] != 0
-				m.kept = !compressed && m.left <= maxMessage
+				m.kept = m.prefix[0] == 0 && m.left <= maxMessage
 				m.whole = m.kept && m.left == 0
 			}
 			m.prefix = m.prefix[:0]
