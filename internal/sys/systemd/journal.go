@@ -26,9 +26,6 @@ import (
 // journalSocket is where journald receives entries in its native protocol.
 const journalSocket = "/run/systemd/journal/socket"
 
-// identifier is the syslog identifier, for `journalctl -t`.
-const identifier = "csi-registrar"
-
 // MessageID is the key of the attribute that identifies the kind of entry: a 128-bit number in 32
 // hexadecimal digits, under which the message catalog explains it.
 const MessageID = "MESSAGE_ID"
@@ -74,7 +71,8 @@ func (h *journalHandler) Enabled(_ context.Context, level slog.Level) bool {
 
 // Handle uses a TextHandler to format the attributes, and collects the fields in its ReplaceAttr.
 func (h *journalHandler) Handle(ctx context.Context, record slog.Record) error {
-	fields := map[string]string{"SYSLOG_IDENTIFIER": identifier}
+	// journalctl -t selects the identifier.
+	fields := map[string]string{"SYSLOG_IDENTIFIER": "csi-registrar"}
 	builtin := 0 // how many of the next attributes are built in: the level and the message
 	collect := func(_ []string, a slog.Attr) slog.Attr {
 		switch {
