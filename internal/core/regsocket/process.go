@@ -66,7 +66,7 @@ func (p *Process) Adopt() error {
 	}
 	toAges(&rec.ConfirmedAt, &rec.EndedAt)
 	pidfd, err := process.Open(rec.PID)
-	if err == nil && process.StartTime(rec.PID) != rec.Started { // another process has its pid
+	if err == nil && process.StartTime("/proc", rec.PID) != rec.Started { // another process has its pid
 		err = errors.Join(unix.ESRCH, pidfd.Close())
 		pidfd = nil
 	}
@@ -102,7 +102,7 @@ func (p *Process) confirmed(c net.Conn) {
 	if p.pidfd != nil {
 		_ = p.pidfd.Close() // this ends its follow
 	}
-	p.last, p.pidfd = processRecord{status.Kubelet{PID: pid, ConfirmedAt: time.Now()}, process.StartTime(pid)}, pidfd
+	p.last, p.pidfd = processRecord{status.Kubelet{PID: pid, ConfirmedAt: time.Now()}, process.StartTime("/proc", pid)}, pidfd
 	p.save()
 	p.running.Go(func() { p.follow(pidfd) })
 	p.observe(p.last.Kubelet)

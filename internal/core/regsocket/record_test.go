@@ -45,7 +45,7 @@ func TestRecordOfTheKubeletHasAges(t *testing.T) {
 	p := NewProcess(slog.New(slog.DiscardHandler), dir, func(status.Kubelet) {})
 	now := time.Now()
 	p.last.Kubelet = status.Kubelet{PID: os.Getpid(), ConfirmedAt: now.Add(-time.Hour), EndedAt: now.Add(-time.Minute)}
-	p.last.Started = process.StartTime(os.Getpid())
+	p.last.Started = process.StartTime("/proc", os.Getpid())
 	p.save()
 	next := NewProcess(p.log, dir, p.observe)
 	if err := next.Adopt(); err != nil {

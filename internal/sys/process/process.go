@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 
@@ -94,9 +95,9 @@ func hasEnded(pidfd uintptr) bool {
 }
 
 // StartTime returns when a process started, in clock ticks since the boot: together with the pid it
-// identifies the process. It is 0 if there is no such process, or it is not visible.
-func StartTime(pid int) uint64 {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+// identifies the process. It is 0 if there is none in proc (a directory like /proc).
+func StartTime(proc string, pid int) uint64 {
+	stat, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0
 	}

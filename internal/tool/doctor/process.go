@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"csi-registrar/internal/node/cgroup"
 	"csi-registrar/internal/node/status"
+	sysprocess "csi-registrar/internal/sys/process"
 	"csi-registrar/internal/sys/safetext"
 	"csi-registrar/internal/sys/unixsock"
 )
@@ -111,18 +111,15 @@ func statusOf(status, name string) []string {
 
 // runsFor returns how long a process has run; 0 if that is not known.
 func (x *diagnosis) runsFor(pid int) time.Duration {
-	stat, _ := readSome(x.procPath(pid, "stat"), maxProcFile)
 	uptime, _ := readSome(filepath.Join(x.proc(), "uptime"), maxProcFile)
-	// Its name, in parentheses, can contain anything (proc_pid_stat(5)); starttime is field 22.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	now, _, _ := strings.Cut(string(uptime), " ")
 	seconds, err := strconv.ParseFloat(now, 64)
-	if err != nil || len(fields) < 20 {
+	started := sysprocess.StartTime(x.proc(), pid)
+	if err != nil || started == 0 {
 		return 0
 	}
 	const ticks = 100 // a second, on all architectures that Go supports
-	started, _ := strconv.ParseFloat(fields[19], 64)
-	return time.Duration((seconds - started/ticks) * float64(time.Second))
+	return time.Duration((seconds - float64(started)/ticks) * float64(time.Second))
 }
 
 // root reports whether a process runs as root: all four uids must be 0. (The owner of /proc/PID
