@@ -224,7 +224,10 @@ func watches(proc, dir string) (watching, error) {
 	}
 	inode := "ino:" + strconv.FormatUint(st.Ino, 16)
 	device := "sdev:" + strconv.FormatUint(uint64(unix.Major(st.Dev))<<20|uint64(unix.Minor(st.Dev)), 16)
-	anyDevice := ownDeviceNumbers(dir)
+	var system unix.Statfs_t
+	_ = unix.Statfs(dir, &system) // zero after an error
+	kind := uint32(system.Type)   // its type differs between architectures
+	anyDevice := kind == unix.BTRFS_SUPER_MAGIC || kind == unix.OVERLAYFS_SUPER_MAGIC
 
 	fdinfo := filepath.Join(proc, "fdinfo")
 	entries, err := os.ReadDir(fdinfo)
@@ -252,17 +255,6 @@ func watches(proc, dir string) (watching, error) {
 		}
 	}
 	return answer, nil
-}
-
-// ownDeviceNumbers reports whether stat returns other device numbers than the kernel uses
-// internally.
-func ownDeviceNumbers(dir string) bool {
-	var st unix.Statfs_t
-	if unix.Statfs(dir, &st) != nil {
-		return false
-	}
-	kind := uint32(st.Type) // its type differs between architectures
-	return kind == unix.BTRFS_SUPER_MAGIC || kind == unix.OVERLAYFS_SUPER_MAGIC
 }
 
 // apiServer returns the address of the API server in the kubelet's kubeconfig, and its place; nil
