@@ -40,7 +40,6 @@ type Info struct {
 	Type     string // registerapi.CSIPlugin, DRAPlugin or DevicePlugin
 	Name     string
 	Endpoint string
-	Versions []string
 	// Store is the header StoreHeader: HasStore or NoStore of a csi-registrar, else empty.
 	Store string
 }
@@ -76,7 +75,7 @@ func GetInfo(ctx context.Context, path string) (Info, unixsock.Cred, error) {
 	var header metadata.MD
 	in, err := registerapi.NewRegistrationClient(cc).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
 	return Info{
-		Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(), Versions: in.GetSupportedVersions(),
+		Type: in.GetType(), Name: in.GetName(), Endpoint: in.GetEndpoint(),
 		Store: strings.Join(header.Get(StoreHeader), ","),
 	}, cred, err
 }

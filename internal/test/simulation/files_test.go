@@ -678,7 +678,7 @@ func (p *process) host() *regsocket.Host {
 			if n.sock == nil || n.sock.refs == 0 {
 				return pluginreg.Info{}, unixsock.Cred{}, syscall.ECONNREFUSED
 			}
-			return pluginreg.Info{Type: "CSIPlugin", Name: n.sock.driver, Endpoint: n.sock.endpoint, Versions: []string{"1.0.0"}}, unixsock.Cred{PID: int(n.Ino)}, nil
+			return pluginreg.Info{Type: "CSIPlugin", Name: n.sock.driver, Endpoint: n.sock.endpoint}, unixsock.Cred{PID: int(n.Ino)}, nil
 		},
 		Listen: func(_ context.Context, name string, before func(syscall.Conn) error) (regsocket.Listener, unixsock.File, error) {
 			// A publication comes later than its cause.
