@@ -127,10 +127,8 @@ func (p podSpec) hostPath(c container, file string) (string, error) {
 			return "", fmt.Errorf("the subPathExpr of volume %s: %w", safetext.Word(v.Name), err)
 		}
 	}
-	for _, s := range []string{v.HostPath.Path, sub} {
-		if err := checkRendered(s); err != nil {
-			return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), err)
-		}
+	if err := cmp.Or(checkRendered(v.HostPath.Path), checkRendered(sub)); err != nil {
+		return "", fmt.Errorf("the volume %s: %w", safetext.Word(v.Name), err)
 	}
 	if !strings.HasPrefix(v.HostPath.Path, "/") {
 		return "", fmt.Errorf("the hostPath of volume %s is not absolute: %s", safetext.Word(v.Name), safetext.Quote(v.HostPath.Path))
