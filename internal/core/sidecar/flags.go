@@ -60,10 +60,6 @@ type Flags struct {
 	connectionTimeout time.Duration
 }
 
-// ownFlags are the flags of `run` that node-driver-registrar does not have, or has with the same
-// meaning.
-var ownFlags = []string{"config", "config-root", "http-endpoint", "keep-sockets"}
-
 // Register declares on fs the flags of node-driver-registrar 2.18, and the klog flags of older
 // versions, apart from --http-endpoint, which both programs have: fs must have it. Flags that
 // exist only for old manifests have an empty usage.
@@ -103,9 +99,11 @@ func Register(fs *flag.FlagSet) *Flags {
 // HasAny reports whether the parsed command line has a flag of node-driver-registrar. If so, use
 // Options instead of the configuration files.
 func (f *Flags) HasAny() bool {
+	// Those of `run` that node-driver-registrar does not have, or has with the same meaning.
+	own := []string{"config", "config-root", "http-endpoint", "keep-sockets"}
 	found := false
 	f.fs.Visit(func(fl *flag.Flag) {
-		found = found || !slices.Contains(ownFlags, fl.Name)
+		found = found || !slices.Contains(own, fl.Name)
 	})
 	return found
 }
