@@ -1,6 +1,7 @@
 package regsocket
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -83,11 +84,7 @@ func (s *Socket) do(ctx context.Context, limit time.Duration, f func(context.Con
 // change runs f in the Socket's worker, and then check.
 func (s *Socket) change(ctx context.Context, f func(context.Context) error) error {
 	return s.do(ctx, changeTime, func(ctx context.Context) error {
-		err := f(ctx)
-		if checkErr := s.check(); err == nil { // else both may be the same
-			err = checkErr
-		}
-		return err
+		return cmp.Or(f(ctx), s.check()) // not both: they may be the same
 	})
 }
 
