@@ -133,8 +133,7 @@ func (a *Agent) Apply(ctx context.Context, c *config.Config, files []string) err
 	a.apply <- struct{}{}
 	defer func() { <-a.apply }()
 	a.change(func() { a.config, a.files = c, slices.Clone(files) })
-	leaving := a.withdrawAllBut(c)
-	return errors.Join(a.awaitWithdrawal(ctx, leaving), a.reconcile(ctx, leaveTime))
+	return errors.Join(a.awaitWithdrawal(ctx, a.withdrawAllBut(c)), a.reconcile(ctx, leaveTime))
 }
 
 // Leave withdraws all drivers, and starts none any more. The status has the drivers of c, which

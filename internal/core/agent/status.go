@@ -137,7 +137,6 @@ func (a *Agent) Unnamed(d status.Driver) { a.change(func() { a.unnamed = d }) }
 type running struct {
 	driver config.Driver // under Agent.apply; not enabled: its registration is being withdrawn
 	reg    *registrar.Registrar
-	socket Socket
 	ended  context.Context // until the registrar has ended and the socket is closed
 	status status.Driver   // under Agent.mu
 }
@@ -145,7 +144,7 @@ type running struct {
 // start starts a registrar.
 func (a *Agent) start(d config.Driver, socket Socket) {
 	ended, end := context.WithCancel(context.Background())
-	r := &running{driver: d, socket: socket, ended: ended}
+	r := &running{driver: d, ended: ended}
 	log := a.log.With("driver", d.Name)
 	r.reg = registrar.New(d, a.parts.Driver(d), socket, log, func(s status.Driver) {
 		a.change(func() { r.status = s })
