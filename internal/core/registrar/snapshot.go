@@ -50,16 +50,14 @@ func (r *Registrar) snapshot(seen status.Socket, now time.Time) status.Driver {
 		s.KubeletMaxVolumes = &limit
 	}
 	s.NodeID, s.Topology, s.MaxVolumes, s.DriverVersion = id.NodeID, id.Topology, id.MaxVolumes, id.Version
-	if seen.Up && !seen.Notification.At.IsZero() {
-		if seen.Notification.Registered {
-			s.RegisteredAt = seen.Notification.At
-			// A kubelet that restarts confirms again: only the first confirmation counts.
-			if !seen.FirstAcceptedAt.IsZero() {
-				s.Took = seen.FirstAcceptedAt.Sub(seen.PublishedAt)
-			}
-		} else {
-			s.KubeletError = seen.Notification.Error
+	if n := seen.Notification; seen.Up && n.Registered {
+		s.RegisteredAt = n.At
+		// A kubelet that restarts confirms again: only the first confirmation counts.
+		if !seen.FirstAcceptedAt.IsZero() {
+			s.Took = seen.FirstAcceptedAt.Sub(seen.PublishedAt)
 		}
+	} else if seen.Up {
+		s.KubeletError = n.Error // empty while there is none
 	}
 	s.Since = now
 	switch {
