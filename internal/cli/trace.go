@@ -54,7 +54,7 @@ func setupTrace(fs *flag.FlagSet) runner {
 		if slices.Contains(o.show, "") {
 			return usagef("--show needs a key")
 		}
-		signal.Ignore(syscall.SIGPIPE) // a write without a reader fails, and pending calls are forwarded
+		signal.Ignore(syscall.SIGPIPE) // without a reader, writing fails, and the trace ends
 		if !signal.Ignored(syscall.SIGHUP) {
 			var stop context.CancelFunc
 			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP) // the terminal is gone

@@ -605,7 +605,8 @@ func TestEndpoint(t *testing.T) {
 		must(t, os.Remove(endpoint)) // as what stood there until a mount came
 		expectReady(t, ask(t, c))
 	})
-	for name, clean := range map[string]bool{"ends": true, "is killed": false} { // as a trace between the two
+	// As a trace between the kubelet and the driver.
+	for name, clean := range map[string]bool{"ends": true, "is killed": false} {
 		t.Run(name, func(t *testing.T) {
 			gone(t)
 			stop := start(t, endpoint, &fakeDriver{})

@@ -66,7 +66,7 @@ func (p *Process) Adopt() error {
 	}
 	toAges(&rec.ConfirmedAt, &rec.EndedAt)
 	pidfd, err := process.Open(rec.PID)
-	if err == nil && process.StartTime("/proc", rec.PID) != rec.Started { // another process has its pid
+	if err == nil && process.StartTime("/proc", rec.PID) != rec.Started { // another process
 		err = errors.Join(unix.ESRCH, pidfd.Close())
 		pidfd = nil
 	}

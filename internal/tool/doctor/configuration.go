@@ -193,7 +193,7 @@ func (x *diagnosis) hiddenFile(ctx context.Context, driver string) (why string, 
 			return there, nil
 		})
 		// A file system that does not answer was reported when the files were read.
-		if err == nil && there { // the other file may have more, and gets a name with which both count in conf.d
+		if err == nil && there { // in conf.d both files count with different names
 			return fmt.Sprintf("%s, which configures it, is hidden by %s", safetext.Word(h.File), safetext.Word(h.By)),
 				[]Fix{run("mv", "-n", h.By, strings.TrimSuffix(h.By, ".toml")+"_too.toml"), reload}
 		}

@@ -126,7 +126,7 @@ func (x *diagnosis) setKey(what, table, line, origin string) []Fix {
 	now, number, _ := strings.Cut(origin, ".toml:")
 	switch {
 	case path.Dir(now) == x.confDir() && plainSetting.MatchString(line):
-		// The line may have more than the key: the rest of a dotted key, of an inline table, a comment.
+		// The line may have more: the rest of a dotted key, of an inline table, a comment.
 		key, _, _ := strings.Cut(line, " ")
 		return []Fix{run("sed", "-i", "-E", number+`s@\b`+key+` *= *("[^"]*"|[^],}# ]*)@`+line+"@", now+".toml")}
 	case x.o.Source.File != "":

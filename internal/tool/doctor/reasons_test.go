@@ -116,7 +116,8 @@ func TestSocketClosedForTheDaemon(t *testing.T) {
 	n.write("etc/csi-registrar/conf.d/60-owner.toml", fmt.Sprintf("[driver.%q]\nsocket_owner = \"65123\"\n", name))
 	n.restartDaemon()
 	n.status.Drivers[0].Driver, n.status.Drivers[0].Reason = status.Absent, "no permission to connect to /x as uid 0: see CAP_DAC_OVERRIDE in csi-registrar.service(8)"
-	for mode, want := range map[os.FileMode]bool{0o600: true, 0o755: true, 0o602: true, 0o620: false, 0o666: false} { // its group is root
+	// Its group is root.
+	for mode, want := range map[os.FileMode]bool{0o600: true, 0o755: true, 0o602: true, 0o620: false, 0o666: false} {
 		chown(t, n.socket(), 65123)
 		chmod(t, n.socket(), mode)
 		f := n.examine().Findings[0]
