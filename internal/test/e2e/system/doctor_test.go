@@ -81,8 +81,8 @@ var sicknesses = map[string][]sickness{
 		{id: "volume-limit-invalid", breaks: fault(`{"MaxVolumes": -1}`)},
 		{id: "endpoint-unusable", breaks: "printf '[driver.\"" + sick + "\"]\\nendpoint = \"/nowhere/csi.sock\"\\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
 		{id: "another-registrar", breaks: "systemctl start other-registrar.service"},
-		{id: "plugin-socket-stale", breaks: "faulty stale " + registry + "/dead-reg.sock; touch -d '1 minute ago' " + registry + "/dead-reg.sock",
-			person: "rm " + registry + "/dead-reg.sock"},
+		// Older than the kubelet.
+		{id: "plugin-socket-stale", breaks: "faulty stale " + registry + "/dead-reg.sock; touch -d '1 hour ago' " + registry + "/dead-reg.sock"},
 		{id: "registration-conflict", breaks: "systemctl stop " + unit + "; touch " + regSocket(sick) + "; systemctl start " + unit},
 		{id: "configuration-error", breaks: "printf '[driver.\"" + sick + "\"]\\ntimeout = \"soon\"\\n' > /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload || true", seen: "50-x.toml:2",
 			after: "rm /etc/csi-registrar/conf.d/50-x.toml; csi-registrar reload"},
