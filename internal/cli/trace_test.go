@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -104,6 +105,10 @@ func TestTraceWithoutItsTerminal(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			// A signal that is caught here is not ignored there, as under nohup.
+			hangups := make(chan os.Signal, 1)
+			signal.Notify(hangups, syscall.SIGHUP)
+			defer signal.Stop(hangups)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
