@@ -1,8 +1,10 @@
 package control
 
 import (
+	"bufio"
 	"context"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -80,6 +82,7 @@ func TestAnswerThatDoesNotEnd(t *testing.T) {
 				return
 			}
 			defer c.Close()
+			_, _ = http.ReadRequest(bufio.NewReader(c)) // an answer before it is refused
 			_, _ = c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"))
 		}
 	}()

@@ -638,7 +638,8 @@ func TestPluginsOfOthers(t *testing.T) {
 	dead := filepath.Join(n.registry(), "old-reg.sock")
 	n.write("proc/uptime", "1000000.00 1.00\n")
 	// A kubelet that was there before may have registered the driver, and forgets it with the file.
-	for age, fix := range map[int]string{100 * 3600: "# start the program that made it", 3600: "rm " + dead} {
+	for i, fix := range []string{"# start the program that made it", "rm " + dead} {
+		age := []int{100 * 3600, 3600}[i] // in seconds
 		n.write("proc/812/stat", fmt.Sprintf("812 (kubelet) S%s %d 0\n", strings.Repeat(" 0", 18), (1000000-age)*100))
 		r := n.examine()
 		if len(r.Findings) != 1 || r.Findings[0].ID != "plugin-socket-stale" || !strings.HasPrefix(lines(r.Findings[0].Fix), fix) || n.follow(r.Findings[0].Fix) != (fix[0] == 'r') {
