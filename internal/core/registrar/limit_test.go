@@ -75,7 +75,12 @@ func TestDampedUntil(t *testing.T) {
 func TestLimitOfAFlappingDriver(t *testing.T) {
 	other := ready()
 	other.Identity.MaxVolumes = 99
-	for _, period := range []time.Duration{time.Second, 7 * time.Second, time.Minute, 4 * time.Minute, 290 * time.Second, 5 * time.Minute, 8 * time.Minute, 9 * time.Minute, 10 * time.Minute} {
+	// None is twice alterWait: each change would come at the instant at which the one before it is
+	// published, in either order.
+	for _, period := range []time.Duration{
+		time.Second, 7 * time.Second, time.Minute, 4 * time.Minute, 290 * time.Second, 5 * time.Minute,
+		2*alterWait - 10*time.Second, 2*alterWait + 10*time.Second, 9 * time.Minute, 10 * time.Minute,
+	} {
 		for name, c := range map[string]struct {
 			away  status.Report
 			share int // of the period, in percent, for which the driver is ready
