@@ -80,7 +80,7 @@ func (r *Registry) askAll(sv *survey) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*askTime)
 	defer cancel()
 	slot := r.o.Pool.Slot(r.dir.path, nil)
-	paths, err := worker.Do(ctx, slot, surveyWait, func() []string { return r.o.Host.Sockets(r.dir.path) }, nil)
+	paths, err := worker.Get(ctx, slot, surveyWait, func() ([]string, error) { return r.o.Host.Sockets(r.dir.path) }, nil)
 	errs := append(make([]error, len(paths)), err)
 	var queries sync.WaitGroup
 	places := make(chan struct{}, maxQueries)

@@ -165,7 +165,7 @@ type Host struct {
 	Rename       func(from, to string) error
 	Remove       func(path string) error
 	ReadDir      func(path string) ([]fs.DirEntry, error)
-	Sockets      func(dir string) []string
+	Sockets      func(dir string) ([]string, error)
 	ReadFile     func(path string) ([]byte, error)
 	WriteFile    func(path string, data []byte, mode os.FileMode) error
 	RemoveFile   func(path string, id unixsock.FileID) (bool, error)

@@ -4,6 +4,7 @@ package pluginreg
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,21 +19,26 @@ import (
 )
 
 // Sockets returns the sockets in dir and below, and the symbolic links that may point to one, that
-// the kubelet (v1.36) uses: it ignores names that begin with a dot. Directories that cannot be read
-// are skipped. Sockets blocks for as long as the file system does not answer.
-func Sockets(dir string) (found []string) {
-	entries, _ := os.ReadDir(dir)
+// the kubelet (v1.36) uses: it ignores names that begin with a dot. A directory below dir that
+// cannot be read is skipped; a dir that does not exist has none. Sockets blocks for as long as the
+// file system does not answer.
+func Sockets(dir string) (found []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		switch {
 		case strings.HasPrefix(e.Name(), "."):
 		case e.IsDir():
-			found = append(found, Sockets(path)...)
+			below, _ := Sockets(path)
+			found = append(found, below...)
 		case e.Type()&(fs.ModeSocket|fs.ModeSymlink) != 0:
 			found = append(found, path)
 		}
 	}
-	return found
+	return found, err
 }
 
 // Info is the answer of a registration socket to GetInfo. Its strings are untrusted.

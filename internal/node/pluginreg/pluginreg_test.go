@@ -2,11 +2,13 @@ package pluginreg
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,11 +40,20 @@ func TestSocketsThatTheKubeletSees(t *testing.T) {
 	if err := os.Symlink("a.sock", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	got := Sockets(dir)
+	got, err := Sockets(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
 	slices.Sort(got)
 	want := []string{filepath.Join(dir, "a.sock"), filepath.Join(dir, "link"), filepath.Join(dir, "sub/deeper/b.sock")}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, err := Sockets(dir + "/missing"); got != nil || err != nil {
+		t.Errorf("a missing directory has %q: %v", got, err)
+	}
+	if got, err := Sockets(dir + "/file"); got != nil || !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("a directory that cannot be read has %q: %v", got, err)
 	}
 }
 

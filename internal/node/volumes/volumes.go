@@ -180,7 +180,7 @@ func DropRegistered(ctx context.Context, pool *worker.Pool, registry string, cou
 	if len(counts) == 0 {
 		return nil
 	}
-	sockets, err := worker.Do(ctx, pool.Slot(registry, nil), time.Second, func() []string { return pluginreg.Sockets(registry) }, nil)
+	sockets, err := worker.Get(ctx, pool.Slot(registry, nil), time.Second, func() ([]string, error) { return pluginreg.Sockets(registry) }, nil)
 	for _, path := range sockets {
 		driver, ok := rootdir.DriverName(filepath.Base(path))
 		if _, inUse := counts[driver]; ok && !inUse {

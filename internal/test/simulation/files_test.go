@@ -591,12 +591,12 @@ func (p *process) host() *regsocket.Host {
 			}
 			return entries, nil
 		},
-		Sockets: func(dir string) (found []string) {
-			if p.enter(dir, looks) != nil {
-				return nil
+		Sockets: func(dir string) ([]string, error) {
+			if err := p.enter(dir, looks); err != nil {
+				return nil, err
 			}
 			defer w.mu.Unlock()
-			return f.sockets(dir)
+			return f.sockets(dir), nil
 		},
 		ReadFile: func(name string) ([]byte, error) {
 			if err := p.enter(name, looks); err != nil {

@@ -47,7 +47,7 @@ func (x *diagnosis) getInfo(ctx context.Context, path string) (plugin, error) {
 func (x *diagnosis) plugins(ctx context.Context) map[string][]plugin {
 	out := map[string][]plugin{}
 	// An error is reported when the directory is checked.
-	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()), nil })
+	paths, _ := look(ctx, x, x.registry(), func() ([]string, error) { return pluginreg.Sockets(x.registry()) })
 	for _, p := range each(paths, func(path string) plugin {
 		p, err := x.getInfo(ctx, path)
 		p.path, p.err = path, err
