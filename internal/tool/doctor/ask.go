@@ -95,8 +95,8 @@ func (q *questions) call(ctx context.Context, step Step, expected string, do fun
 		q.checked(q.d.Name, step, OK, "%s", seen)
 	case err == nil:
 		server, set := q.configuredServer(ctx, q.d.Name, q.who)
-		q.finding(q.d.Name, step, "driver-not-answering", fmt.Sprintf("the driver answers %s after %v, which is later than its timeout of %v%s", step, took.Round(100*time.Millisecond), limit, set), expected,
-			slices.Concat(server.log(), server.revive, []Fix{note("if it cannot be faster")}, q.setDriverKey(q.d.Name, "timeout", safetext.Quote((3*took).Round(time.Second).String())))...)
+		q.finding(q.d.Name, step, "driver-not-answering", fmt.Sprintf("the driver answers %s after %v, which is later than its timeout of %v%s", step, took.Round(time.Millisecond), limit, set), expected,
+			slices.Concat(server.log(), server.revive, []Fix{note("if it cannot be faster")}, q.setDriverKey(q.d.Name, "timeout", safetext.Quote(max(time.Second, (3*took).Round(time.Second)).String())))...)
 	default:
 		id, found := failure(step, longest, err)
 		server := q.serverOf(ctx, q.d.Name, q.who)

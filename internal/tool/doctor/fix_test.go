@@ -839,10 +839,12 @@ func TestSlowDriver(t *testing.T) {
 	n := newNode(t)
 	n.write("usr/lib/csi-registrar/conf.d/10-nfs.toml", n.table("timeout = \"20ms\""))
 	n.restartDaemon()
-	n.driver.set(func(f *fakeDriver) { f.slow = 200 * time.Millisecond })
+	n.driver.set(func(f *fakeDriver) { f.slow = 50 * time.Millisecond })
 	f, _ := finding(n.examine(), "driver-not-answering")
-	if !strings.Contains(f.Found, "the driver answers Probe after ") || !strings.HasSuffix(f.Found, ", which is later than its timeout of 20ms") ||
-		!strings.Contains(lines(f.Fix), "# if it cannot be faster\n") || !strings.Contains(lines(f.Fix), `'timeout = "`) || !strings.HasSuffix(lines(f.Fix), "\ncsi-registrar reload") {
+	// On a busy machine a call before Probe can be the late one.
+	if !strings.HasPrefix(f.Found, "the driver answers ") || strings.Contains(f.Found, " after 0s") || !strings.HasSuffix(f.Found, ", which is later than its timeout of 20ms") ||
+		!strings.Contains(lines(f.Fix), "# if it cannot be faster\n") || !strings.Contains(lines(f.Fix), `'timeout = "`) || !strings.HasSuffix(lines(f.Fix), "\ncsi-registrar reload") ||
+		strings.Contains(lines(f.Fix), `"0s"`) { // which is invalid
 		t.Errorf("%s\n%s", f.Found, lines(f.Fix))
 	}
 }
