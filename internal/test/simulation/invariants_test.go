@@ -591,9 +591,9 @@ func (w *world) checkOthers(d *csiDriver, s *status.Driver, n *node, published b
 	serves := told && other != nil && other.sock != nil && other.sock.refs > 0 && time.Unix(0, other.Born).Add(patience).Before(n.sock.toldAt)
 	refused := published && strings.Contains(s.Reason, "the kubelet refused")
 	named := strings.Contains(s.Reason, "already served")
-	// After a call that failed it looks again within 10 s.
-	reads := w.files.latency <= slowDisk && !w.failed[w.besides(d)] && time.Since(w.faultAt) > 3*patience
-	w.wrong(refused && serves && reads && !named, s.Name, patience, rule, "it does not: %s", &s.Reason)
+	reads := w.files.latency <= slowDisk && !w.failed[w.besides(d)]
+	// It looks again 10 s after a call that failed or did not return.
+	w.wrong(refused && serves && reads && !named, s.Name, 3*patience, rule, "it does not: %s", &s.Reason)
 	w.wrong(published && named && s.Registration != status.Refused && s.Registration != status.Conflict, s.Name, patience, rule, "it is not refused: %s", &s.Reason)
 }
 
