@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -124,7 +125,8 @@ var boots = []play{
 		}
 		time.Sleep(away)
 		s.Cluster.StartAPIServer()
-	}, journal: killed},
+		// The kubelet cannot look at the claims of the volumes.
+	}, journal: slices.Concat(killed, []string{":6443: connect: connection refused"})},
 }
 
 // cuts is how often the power is cut at a random moment.
