@@ -163,8 +163,10 @@ var kinds = []struct {
 	}},
 	{"driver removed from the files", 3, func(w *world, d *csiDriver, arg uint64) {
 		delete(w.admin.tables, d.name)
-		// Volumes that are in use while root_dir changes are left to the tests of daemon.
-		if h := w.of(d.name); arg%3 == 0 && !w.movesBack && (h.rootAt.IsZero() || time.Since(h.rootAt) > 2*recovery) {
+		// Volumes that are in use while root_dir changes, which may have to wait for the disk, are
+		// left to the tests of daemon.
+		good := w.admin.lastGood
+		if h := w.of(d.name); arg%3 == 0 && !w.movesBack && (h.rootAt.IsZero() || time.Since(h.rootAt) > 2*recovery && good != nil && good.Kubelet.RootDir == w.admin.root) {
 			h.unmountAt = time.Now().Add(time.Duration(arg%120) * time.Second)
 			w.tell("its volumes are in use until %s", h.unmountAt.Sub(w.began))
 		}
