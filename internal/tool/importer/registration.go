@@ -110,6 +110,9 @@ func checkPath(p string) error {
 	if !utf8.ValidString(p) || strings.ContainsFunc(p, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return fmt.Errorf("the path %s has characters that are not printable", safetext.Quote(p))
 	}
+	if p == "/" {
+		return errors.New(`the path "/" is a directory`)
+	}
 	return unixsock.CheckPath(p)
 }
 
