@@ -120,9 +120,11 @@ func runHanging(ctx context.Context, limit time.Duration, waits bool, args []str
 				return err
 			}
 			terminated = true
-			late = time.After(3 * time.Second)
+			late = time.After(limit)
 		case <-late:
-			return fmt.Errorf("hangs; so far it printed:\n%s", errors.Join(errors.New(out.String()), cmd.Process.Kill(), <-ended))
+			// Its end is not awaited: one that waits for another's look at the same name cannot be
+			// killed before the file system answers, which it does when all commands are done.
+			return fmt.Errorf("hangs; so far it printed:\n%s", errors.Join(errors.New(out.String()), cmd.Process.Kill()))
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), cmd.Process.Kill(), <-ended)
 		}
