@@ -30,7 +30,7 @@ const older, newer = "0.1.0", "0.1.99"
 
 // first is the commit of version 0.1.0, for clones without its tag. With a change of the record
 // each driver is registered once more in either direction.
-const first = "5249d142c71884856ffa2fb14aa1752e44281891"
+const first = "025693f361fa9831b18b69cc70940887b78724a1"
 
 // checkOut puts the source of version older into dir: the tagged commit, or first if there is no
 // tag. In a tree without history, this tree is used.
