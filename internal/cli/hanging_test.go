@@ -122,8 +122,8 @@ func runHanging(ctx context.Context, limit time.Duration, waits bool, args []str
 			terminated = true
 			late = time.After(limit)
 		case <-late:
-			// Its end is not awaited: one that waits for another's look at the same name cannot be
-			// killed before the file system answers, which it does when all commands are done.
+			// Its end is not awaited: a process that waits for another's lookup of the same name
+			// ends only when the file system answers, which is after all commands.
 			return fmt.Errorf("hangs; so far it printed:\n%s", errors.Join(errors.New(out.String()), cmd.Process.Kill()))
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), cmd.Process.Kill(), <-ended)
